@@ -1,0 +1,8 @@
+"""Mixture of experts and expert parallelism.
+
+There is no code in this package yet: it holds its name and version until the release that brings it.
+"""
+
+from hp_moe.__about__ import __version__
+
+__all__ = ["__version__"]
