@@ -1,0 +1,159 @@
+"""One environment per backend, made once and shared by all sessions of that backend.
+
+An environment is made in two steps, each with its own stamp. The base is the framework or the tools: minutes, and it is
+thrown away and made anew when its requirements or the interpreter change, so that nothing of the old ones stays. The
+packages of this repository are installed editable on top: seconds, and only when their metadata changes.
+
+[Note: why torch is pinned] An unpinned torch is the newest one, whose build for CUDA pip prefers. torch_npu 2.13.0
+pairs with torch 2.13 only, and refuses to load beside a torch that was built for another accelerator.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nox
+
+from nox_support.house import PACKAGES, ROOT
+
+TORCH = "torch==2.13.0"  # [Note: why torch is pinned]
+# hatchling builds our packages inside the environment: nine isolated builds would take a minute.
+BUILD = ("hatchling>=1.26", "editables>=0.5")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What one shared environment holds, and the variables its processes get."""
+
+    name: str
+    requirements: tuple[str, ...]
+    requirements_without_dependencies: tuple[str, ...] = ()
+    local_tools: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The folder of the environment."""
+        return ROOT / ".nox" / f"env-{self.name}"
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.path / "bin" / "python")
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment("torch", (TORCH, "numpy")),
+        Environment(
+            "npu",
+            (TORCH, "numpy", "pyyaml"),
+            # torch is already there, and pip shall not have a second opinion about it.
+            requirements_without_dependencies=("torch-npu==2.13.0",),
+            local_tools=("tools/npu_emulator",),
+            # Without CANN torch_npu does not import, so torch must not load it by itself; the emulator does.
+            variables={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "NPU_EMULATOR": "1"},
+        ),
+        # MindSpore 2.10 is compiled against NumPy 1.x: with NumPy 2 its first operation raises SystemError.
+        Environment("mindspore", ("mindspore==2.10.0", "numpy<2")),
+        Environment(
+            "tools",
+            (
+                "import-linter>=2.3,<3",
+                "mkdocs>=1.6,<2",
+                "mkdocs-material>=9.6,<10",
+                "mypy>=1.15,<3",
+                "nox>=2025.2",
+                "packaging>=24",
+                "ruff==0.17.6",  # another release formats differently
+                "tomli>=2; python_version < '3.11'",
+            ),
+        ),
+    )
+}
+
+
+def ensure(session: nox.Session, name: str) -> Environment:
+    """Make the environment `name` if it is missing or out of date, and return it."""
+    environment = ENVIRONMENTS[name]
+    base, packages = _stamps(environment)
+    base_stamp, packages_stamp = environment.path / "base.stamp", environment.path / "packages.stamp"
+
+    if _read(base_stamp) != base:
+        session.log(f"making {environment.path.relative_to(ROOT)} with {', '.join(environment.requirements)}")
+        shutil.rmtree(environment.path, ignore_errors=True)
+        session.run(sys.executable, "-m", "venv", str(environment.path), external=True, silent=True)
+        _pip_install(session, environment, *BUILD, *environment.requirements)
+        if environment.requirements_without_dependencies:
+            _pip_install(session, environment, "--no-deps", *environment.requirements_without_dependencies)
+        base_stamp.write_text(base)
+
+    if _read(packages_stamp) != packages:
+        session.log(f"installing the packages of this repository into {environment.path.relative_to(ROOT)}")
+        _pip_install(session, environment, "--no-build-isolation", *_editable_packages())
+        for tool in environment.local_tools:
+            _pip_install(session, environment, "--no-build-isolation", "--no-deps", "-e", str(ROOT / tool))
+        packages_stamp.write_text(packages)
+
+    return environment
+
+
+def run(session: nox.Session, environment: Environment, *arguments: str, **variables: str) -> None:
+    """Run `python <arguments>` in an environment, from the repository's root."""
+    search_path = os.pathsep.join((str(environment.path / "bin"), os.environ.get("PATH", os.defpath)))
+    values = {
+        "PATH": search_path,
+        "VIRTUAL_ENV": str(environment.path),
+        "PYTHONPATH": str(ROOT / "tools"),
+        "PYTHONNOUSERSITE": "1",
+        **environment.variables,
+        **variables,
+    }
+    session.run(environment.python, *arguments, env=values, external=True)
+
+
+def _editable_packages() -> list[str]:
+    # Dependencies first: pip resolves requirements in the order given, and must have seen a sibling's folder before
+    # another package asks for it by name.
+    extras = {"hp-platform": "[testing]", "hyper-parallel": "[train]"}
+    return [
+        part for name in PACKAGES for part in ("-e", str(ROOT / "packages" / name) + extras.get(name, ""))
+    ]
+
+
+def _pip_install(session: nox.Session, environment: Environment, *arguments: str) -> None:
+    # silent: nox keeps the output and prints it only if the command fails.
+    command = (environment.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments)
+    session.run(*command, external=True, silent=True)
+
+
+def _stamps(environment: Environment) -> tuple[str, str]:
+    """What the two steps depend on, as one hash each."""
+    base = (
+        sys.version,
+        str(ROOT),
+        *BUILD,
+        *environment.requirements,
+        *environment.requirements_without_dependencies,
+    )
+    projects = [ROOT / "packages" / name for name in PACKAGES] + [
+        ROOT / tool for tool in environment.local_tools
+    ]
+    metadata = [
+        file.read_text()
+        for project in projects
+        for file in (project / "pyproject.toml", *sorted(project.glob("src/*/__about__.py")))
+    ]
+    return _hash(base), _hash((*base, *metadata))
+
+
+def _hash(parts: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _read(stamp: Path) -> str | None:
+    return stamp.read_text() if stamp.exists() else None

@@ -1,0 +1,37 @@
+"""The packages of the house, the backends they are tested on, and the tags of their sessions."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BACKENDS = ("torch", "npu", "mindspore")
+
+# In the order of the arrows: a package stands after all that it depends on (pip needs it so, see environments.py).
+# A package without code has one test, which needs no framework; it runs once, in the environment of torch.
+TESTED_BACKENDS = {
+    "hp-platform": BACKENDS,
+    "hp-dtensor": BACKENDS,
+    "hp-fsdp": BACKENDS,
+    "hp-tp": ("torch",),
+    "hp-moe": ("torch",),
+    "hp-pipeline": ("torch",),
+    "hp-optim": ("torch",),
+    "hp-recompute": ("torch",),
+    "hyper-parallel": BACKENDS,
+}
+
+PACKAGES = tuple(TESTED_BACKENDS)
+
+# The tools that are tested in the environment of the tools; the emulated NPU has its own session's environment.
+TESTED_TOOLS = ("tools/bench/tests", "tools/lint/tests", "tools/nox_support/tests")
+
+
+def module_name(package: str) -> str:
+    """The name a distribution is imported by: `hp-fsdp` is `hp_fsdp`."""
+    return package.replace("-", "_")
+
+
+def tags(backend: str, package: str | None = None) -> list[str]:
+    """The tags of a test session; `quick` marks what one runs before a commit."""
+    names = [backend] if package is None else [package, backend]
+    return [*names, "quick"] if backend == "torch" and package is not None else names
