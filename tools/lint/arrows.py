@@ -6,17 +6,13 @@ pyproject.toml declares, and `hp_platform.testing`.
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lint.violation import Violation
+import tomli
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from lint.violation import Violation
 
 
 def check(root: Path) -> Iterator[Violation]:
@@ -41,7 +37,7 @@ def check(root: Path) -> Iterator[Violation]:
 
 def declared(project: Path) -> set[str]:
     """The modules of everything that a pyproject.toml declares at run time."""
-    content: dict[str, Any] = tomllib.loads(project.read_text(encoding="utf-8"))
+    content: dict[str, Any] = tomli.loads(project.read_text(encoding="utf-8"))
     return {_module(re.split(r"[^\w.-]", need)[0]) for need in content["project"].get("dependencies", ())}
 
 

@@ -47,8 +47,8 @@ class Finding:
 
 def in_place_method(tree: ast.AST) -> Iterator[Finding]:
     """`x.add_(y)`: a method that ends in one underscore, on anything but the platform."""
-    for call in _method_calls(tree):
-        name, receiver = call.func.attr, call.func.value
+    for call, method in _method_calls(tree):
+        name, receiver = method.attr, method.value
         if (
             name.endswith("_")
             and not name.endswith("__")
@@ -97,10 +97,9 @@ def augmented_assignment(tree: ast.AST) -> Iterator[Finding]:
 def framework_branch(tree: ast.AST) -> Iterator[Finding]:
     """`if platform.platform_type == "torch"`, also with `in`, `is`, `match` and `startswith`."""
     for node in ast.walk(tree):
-        named = next(iter(_compared_with_a_name(node)), None)
-        if named is not None:
+        for named in _compared_with_a_name(node):
             yield Finding(
-                node.lineno,
+                named.lineno,
                 "framework-branch",
                 f"a branch on the name of a framework or device: {ast.unparse(named)}",
                 "an algorithm is written once for all frameworks; what differs belongs into the platform",
@@ -148,10 +147,10 @@ def is_platform(receiver: ast.expr) -> bool:
     return _last_name(receiver) in PLATFORM_NAMES
 
 
-def _method_calls(tree: ast.AST) -> Iterator[ast.Call]:
+def _method_calls(tree: ast.AST) -> Iterator[tuple[ast.Call, ast.Attribute]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node
+            yield node, node.func
 
 
 def _last_name(expression: ast.expr) -> str:
@@ -176,20 +175,24 @@ def _in_place_function(operator: ast.operator) -> str:
     return {ast.Add: "add_", ast.Sub: "add_", ast.Mult: "mul_"}.get(type(operator), "copy_")
 
 
-def _compared_with_a_name(node: ast.AST) -> Iterator[ast.AST]:
-    """The comparison in `node`, if it compares a holder of a name with the name of a framework or device."""
+def _compared_with_a_name(node: ast.AST) -> Iterator[ast.expr]:
+    """The comparison at `node` (not below it), if it compares a holder of a name with the name of a framework or device."""
     match node:
-        case ast.Compare(left=left, comparators=comparators):
+        case ast.Compare(left=left, comparators=comparators) as comparison:
             sides = [left, *comparators]
             if any(map(_holds_a_name, sides)) and any(map(_is_a_name, sides)):
-                yield node
+                yield comparison
         case ast.Match(subject=subject, cases=cases) if _holds_a_name(subject):
-            for case in cases:
-                if any(_is_a_name(part) for part in ast.walk(case.pattern) if isinstance(part, ast.expr)):
-                    yield subject
-        case ast.Call(func=ast.Attribute(value=holder, attr="startswith" | "endswith"), args=[name, *_]):
+            parts = [part for case in cases for part in ast.walk(case.pattern)]
+            if any(isinstance(part, ast.expr) and _is_a_name(part) for part in parts):
+                yield subject
+        case (
+            ast.Call(
+                func=ast.Attribute(value=holder, attr="startswith" | "endswith"), args=[name, *_]
+            ) as call
+        ):
             if _holds_a_name(holder) and _is_a_name(name):
-                yield node
+                yield call
 
 
 def _holds_a_name(expression: ast.expr) -> bool:

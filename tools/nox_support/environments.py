@@ -70,7 +70,7 @@ ENVIRONMENTS = {
                 "nox>=2025.2",
                 "packaging>=24",
                 "ruff==0.17.6",  # another release formats differently
-                "tomli>=2; python_version < '3.11'",
+                "tomli>=2",  # Python 3.10 has no tomllib
             ),
         ),
     )

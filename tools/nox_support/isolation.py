@@ -91,7 +91,7 @@ def check(
     _pip("--python", str(python), "install", "--no-index", "--no-compile", *find_links, package)
 
     (site_packages,) = environment.glob("lib/python3*/site-packages")
-    installed = {
+    installed: set[str] = {
         canonicalize_name(dist.metadata["Name"]) for dist in distributions(path=[str(site_packages)])
     }
     verify_installed(package, installed, requires)

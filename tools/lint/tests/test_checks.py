@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from lint import arrows, shared_code, top_level
 from lint.__main__ import main
 

@@ -1,17 +1,13 @@
 """The packages' metadata agree with the design and with each other."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nox_support.house import PACKAGES, ROOT, module_name
+import tomli
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from nox_support.house import PACKAGES, ROOT, module_name
 
 # The arrows of the house, as the design draws them.
 ARROWS = {
@@ -31,7 +27,7 @@ pytestmark = pytest.mark.parametrize("package", PACKAGES)
 
 
 def project(package: str) -> dict[str, Any]:
-    content = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
+    content = tomli.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
     return dict(content["project"])
 
 

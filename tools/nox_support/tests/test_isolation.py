@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from nox_support import isolation
 from packaging.requirements import Requirement
+
+from nox_support import isolation
 
 
 def needs(**requirements: str) -> dict[str, list[Requirement]]:

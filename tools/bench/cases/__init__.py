@@ -1,0 +1,9 @@
+"""The cases. A case is defined in a module of this folder, and listed here by the name it is run by.
+
+Modules import torch and our packages inside the sides they build, so that `--list` needs neither.
+"""
+
+from bench.case import Case
+from bench.cases import platform_calls
+
+CASES: dict[str, Case] = {case.name: case for case in (*platform_calls.CASES,)}
