@@ -1,0 +1,54 @@
+"""All state that belongs to the process as a whole; nothing else in the tree may keep any.
+
+Everything else hangs on the object that owns it: group and mesh tables on the default process group, specs on their mesh,
+sharding state on its root module. Two models in one process never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hp_platform.group import ProcessGroup
+    from hp_platform.mesh import DeviceMesh
+    from hp_platform.platform import Platform
+    from hp_platform.recording import CollectiveRecord
+
+
+@dataclass
+class ProcessState:
+    """What there is one of per process."""
+
+    platform: Platform | None = None
+    world: ProcessGroup | None = None
+    """The default process group; group and mesh tables hang on it."""
+
+
+state = ProcessState()
+
+mesh_stack: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hp_mesh_stack", default=())
+"""Meshes entered with ``with mesh:``, innermost last."""
+
+
+class OpenRecorders:
+    """Records that are open in the process. Not a context variable: backward runs on the framework's own threads."""
+
+    def __init__(self) -> None:
+        self.records: tuple[CollectiveRecord, ...] = ()
+
+    @contextmanager
+    def adding(self, record: CollectiveRecord) -> Iterator[None]:
+        """Open ``record`` inside."""
+        self.records = (*self.records, record)
+        try:
+            yield
+        finally:
+            self.records = tuple(r for r in self.records if r is not record)
+
+
+open_recorders = OpenRecorders()
+"""See :mod:`hp_platform.recording`."""

@@ -1,0 +1,29 @@
+"""What a framework or device may lack, by name. ``platform.supports(name)`` asks, ``platform.require(name)`` insists."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CAPABILITIES: Final[dict[str, str]] = {
+    "bfloat16_compute": "matmul, sums and activations in bfloat16; without it use float16 or float32",
+    "float64_compute": "matmul and sums in float64; without it use float32",
+    "write_into_view": "copy_ and collectives whose target is a view of a larger tensor; without it write whole tensors",
+    "in_place_arithmetic": "the framework's own add_ and += change the tensor; without it use platform.add_ and the like",
+    "coalesced": "several collectives in one launch without a copy; without it they are fused by copying",
+    "streams": "work on side streams; without it streams and events do nothing",
+    "memory_stats": "the allocator counts bytes; without it memory is the resident memory of the process",
+    "version_counter": "in-place writes are counted; without it version() is 0",
+    "double_backward": "backward of a backward",
+    "storage_resize": "free a tensor's memory and get it back under the same tensor object",
+    "meta_tensors": "tensors with shape and dtype but no memory",
+    "async_collectives": "collectives that run while the host goes on",
+    "reduce_float64": "all_reduce and reduce_scatter in float64; without it reduce in float32",
+    "function_dispatch": "operations on a tensor subclass are caught at function level",
+}
+"""Every capability, with what it means and the way out where it is missing."""
+
+
+def check_known(name: str) -> None:
+    """Raise ValueError for a name that is not a capability: a misspelt question must not answer "no"."""
+    if name not in CAPABILITIES:
+        raise ValueError(f"unknown capability {name!r}; known ones are {', '.join(sorted(CAPABILITIES))}")

@@ -1,0 +1,159 @@
+"""How a collective is started, recorded, waited for, and how its failure is told. All collectives go through :func:`launch`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from hp_platform import diagnosis, recording
+from hp_platform.group import ProcessGroup
+from hp_platform.platform import Platform, get_platform
+from hp_platform.protocols.comm import NativeWork
+from hp_platform.protocols.tensor import Tensor
+
+T = TypeVar("T")
+
+
+class CollectiveTimeoutError(RuntimeError):
+    """A peer did not join a collective in time, or is gone. The text names the collective and the ranks that are missing."""
+
+
+class Work(Generic[T]):
+    """A collective that is under way; :meth:`wait` gives its result."""
+
+    __slots__ = ("_describe", "_finish", "_group", "_native", "_result")
+
+    def __init__(
+        self,
+        native: NativeWork | None,
+        finish: Callable[[], T],
+        group: ProcessGroup,
+        describe: Callable[[], str],
+    ) -> None:
+        self._native = native
+        self._finish: Callable[[], T] | None = finish
+        self._group = group
+        self._describe = describe
+        self._result: Any = None
+
+    def wait(self) -> T:
+        """The result, ready for what the current stream does next (the host does not wait for the device). May be called again."""
+        if self._finish is not None:
+            if self._native is not None:
+                try:
+                    self._native.wait()
+                except Exception as error:
+                    raise _told(error, self._group, self._describe) from error
+            self._result = self._finish()
+            self._finish = self._native = None
+        return self._result
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._native is None or self._native.is_completed()
+
+
+def finished(result: T, group: ProcessGroup) -> Work[T]:
+    """The handle of something that needed no communication."""
+    return Work(None, lambda: result, group, str)
+
+
+def launch(
+    kind: str,
+    group: ProcessGroup,
+    nbytes: int,
+    start: Callable[[bool], NativeWork | None],
+    finish: Callable[[], T],
+    async_op: bool,
+    num_tensors: int = 1,
+) -> T | Work[T]:
+    """Start one collective on a group of several ranks.
+
+    ``start(async_op)`` is the raw launch; ``finish()`` makes the result of the filled buffers, after waiting.
+    """
+    recording.note(recording.Launch(kind, nbytes, group, num_tensors))
+    number = diagnosis.count_launch(group, kind)
+
+    def describe() -> str:
+        return f"{kind} number {number} on the {group.describe()}, {nbytes:,} bytes"
+
+    try:
+        native = start(async_op)
+    except Exception as error:
+        raise _told(error, group, describe) from error
+    if async_op:
+        return Work(native, finish, group, describe)
+    return finish()
+
+
+def _told(error: Exception, group: ProcessGroup, describe: Callable[[], str]) -> Exception:
+    if not get_platform().is_timeout(error):
+        return RuntimeError(f"{describe()} failed on rank {group.global_rank}: {error}")
+    return CollectiveTimeoutError(
+        f"{describe()} was not joined by every rank within {group.timeout.total_seconds():g} s, or a rank is gone.\n"
+        f"{diagnosis.who_is_missing(group)}"
+    )
+
+
+def resolve(group: ProcessGroup | None) -> ProcessGroup:
+    """The group itself, or the world."""
+    if group is not None:
+        if not isinstance(group, ProcessGroup):
+            raise ValueError(
+                f"expected a hp_platform.ProcessGroup or None, got {type(group).__name__}; "
+                "register a group that the framework made with mark_created_groups"
+            )
+        return group
+    from hp_platform.process_groups import get_world
+
+    return get_world()
+
+
+def payload(platform: Platform, x: Tensor) -> Tensor:
+    """``x`` as it can travel: outside of the graph, contiguous, bool as bytes."""
+    x = platform.contiguous(platform.detach(x))
+    return platform.cast(x, "uint8") if is_bool(platform, x) else x
+
+
+def is_bool(platform: Platform, x: Tensor) -> bool:
+    """Whether the tensor holds truth values, for which backends have no collectives."""
+    return platform.dtype_name(x.dtype) == "bool"
+
+
+def nbytes(platform: Platform, x: Tensor) -> int:
+    """Bytes of the elements."""
+    return math.prod(x.shape) * platform.itemsize(x.dtype)
+
+
+def device_type(platform: Platform, x: Tensor) -> str:
+    """``cpu``, ``cuda`` or ``npu``."""
+    return platform.device_of(x).partition(":")[0]
+
+
+def output(
+    platform: Platform, like: Tensor, shape: Sequence[int], out: Tensor | None
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """A buffer that the backend may fill, like the payload ``like``; and how the caller's result is made of it.
+
+    ``out`` None: the buffer is the result. A whole contiguous ``out`` of the right dtype is filled directly, any other is
+    written at the end.
+    """
+    if out is None:
+        buffer = platform.empty(shape, like.dtype, platform.device_of(like))
+        return buffer, lambda: buffer
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}, expected {tuple(shape)}")
+    if out.dtype == like.dtype and platform.is_contiguous(out):
+        target = platform.detach(out)
+        return target, lambda: out
+    buffer = platform.empty(shape, like.dtype, platform.device_of(like))
+    return buffer, lambda: platform.copy_(out, buffer)
+
+
+def check_member(group: ProcessGroup, rank: int, name: str) -> None:
+    """ValueError unless ``rank`` (a global one) is in the group."""
+    if rank not in group.ranks:
+        raise ValueError(
+            f"{name} is a global rank of the group: got {rank}, the {group.describe()} does not hold it"
+        )

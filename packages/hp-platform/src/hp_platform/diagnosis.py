@@ -1,0 +1,124 @@
+"""Who is missing when a collective times out.
+
+A backend says at best "timed out". To name the missing rank without slowing any launch down, every rank counts its launches
+per group (an integer, in memory), and a thread publishes the counts to the job's key-value store now and then. The rank
+that has waited in vain reads what the others published last: who has counted less has not come, whose count stands on
+another collective is out of step, whose heart does not beat is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hp_platform.group import ProcessGroup
+
+if TYPE_CHECKING:
+    from hp_platform.platform import Platform
+
+PERIOD_SECONDS = 0.5
+"""How often a rank publishes; a missing rank is named this much later than the time-out, times three."""
+
+
+def count_launch(group: ProcessGroup, kind: str) -> int:
+    """Count one launch of this rank on the group; returns its number, from 1."""
+    group.num_launches = group.num_launches + 1
+    group.last_kind = kind
+    return group.num_launches
+
+
+class Publisher:
+    """The thread that publishes this rank's progress. Hangs on the world's tables, ends with :meth:`stop`."""
+
+    def __init__(self, platform: Platform, store: Any, rank: int) -> None:
+        self._platform = platform
+        self._store = store
+        self._rank = rank
+        self._groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._beat = 0
+        self._lock = threading.Lock()  # publish() is also called by a thread that reports a time-out
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hp-diagnosis", daemon=True)
+        self._thread.start()
+
+    def watch(self, group: ProcessGroup) -> None:
+        """Publish this group's progress too."""
+        self._groups.add(group)
+
+    def stop(self) -> None:
+        """End the thread; the store may go away after that."""
+        self._stopped.set()
+        self._thread.join()
+
+    def publish(self) -> None:
+        """Tell the other ranks how far this one is."""
+        with self._lock:
+            self._beat = self._beat + 1
+            progress = {_key(g): [g.num_launches, g.last_kind] for g in list(self._groups)}
+            message = json.dumps({"beat": self._beat, "groups": progress})
+            self._platform.store_set(self._store, f"hp/progress/{self._rank}", message.encode())
+
+    def read(self, rank: int) -> dict[str, Any] | None:
+        """What a rank published last."""
+        found = self._platform.store_get(self._store, f"hp/progress/{rank}")
+        return None if found is None else json.loads(found)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_SECONDS):
+            try:
+                self.publish()
+            except Exception:
+                return  # the store is gone: the job is ending, and a background thread must not add its own noise to that
+
+
+def who_is_missing(group: ProcessGroup) -> str:
+    """One line per rank of the group that has not come to the launch that this rank is in, for an error message.
+
+    Takes three publishing periods. Communication: reads of the key-value store only.
+    """
+    from hp_platform import _process
+
+    world = _process.state.world
+    publisher = world.tables.diagnosis if world is not None and world.tables is not None else None
+    if publisher is None:
+        return "no progress of the other ranks is known (the group has no key-value store)"
+    try:
+        publisher.publish()
+        before = {rank: publisher.read(rank) for rank in group.ranks}
+        time.sleep(3 * PERIOD_SECONDS)
+        after = {rank: publisher.read(rank) for rank in group.ranks}
+    except Exception as error:
+        return f"the key-value store does not answer ({error}): most likely rank 0, which holds it, is gone"
+    lines = [
+        _judge(group, rank, before[rank], after[rank]) for rank in group.ranks if rank != group.global_rank
+    ]
+    told = [line for line in lines if line]
+    return "\n".join(told) or "every rank says that it has joined: the network or the device failed"
+
+
+def _judge(
+    group: ProcessGroup, rank: int, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> str:
+    if after is None:
+        return f"rank {rank} has never reported: it did not start, or died at once"
+    gone = before is not None and before["beat"] == after["beat"]
+    number, kind = after["groups"].get(_key(group), (0, ""))
+    last = (
+        f"the last it started on this group is {kind} number {number}"
+        if number
+        else "it has started nothing on this group"
+    )
+    if gone:
+        return f"rank {rank} no longer answers (its process is gone or stopped); {last}"
+    if number < group.num_launches:
+        return f"rank {rank} has not come: {last}"
+    if number == group.num_launches and kind != group.last_kind:
+        return f"rank {rank} is out of step: it called {kind} where this rank called {group.last_kind} (number {number})"
+    return ""
+
+
+def _key(group: ProcessGroup) -> str:
+    return ",".join(map(str, group.ranks))

@@ -1,0 +1,292 @@
+"""Making, finding and ending process groups: the functions of torch.distributed's names, on every framework.
+
+The default group (the world) is the only one that belongs to the process; all others, and the meshes, hang on it and go
+with it. Groups are made at their first request, by their members only, and the same ranks always give the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from hp_platform import _process, launch
+from hp_platform.diagnosis import Publisher
+from hp_platform.group import DEFAULT_TIMEOUT, ProcessGroup, WorldTables
+from hp_platform.platform import get_platform
+
+
+def init_process_group(
+    backend: str | None = None,
+    *,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the job's processes to the default group.
+
+    Args:
+        backend: ``gloo``, ``nccl``, ``hccl``, ``mccl``, or torch's composite form; None: by the best available device
+            (``device_id``'s kind if that is given).
+        init_method, store: where the ranks meet, as in torch.distributed; None: MASTER_ADDR and MASTER_PORT.
+        timeout: how long a collective waits for its peers; default 10 minutes.
+        world_size, rank: default: the variables of torchrun or msrun. Where there are none, the world is this one process,
+            and nothing ever communicates.
+        pg_options: handed to the backend.
+        device_id: the device of this process (``"cuda:1"``), which becomes the current one.
+
+    If the user has initialised the framework's own default group, that one is adopted.
+    RuntimeError if the world exists; ValueError if only one of rank and world_size is given, or they do not fit.
+    Communication: the rendezvous, by all ranks.
+    """
+    if _process.state.world is not None:
+        raise RuntimeError(
+            f"the default process group exists already ({_process.state.world.describe()}): call destroy_process_group() first"
+        )
+    platform = get_platform()
+    timeout = timeout if timeout is not None else DEFAULT_TIMEOUT
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise ValueError(f"timeout must be a positive datetime.timedelta, got {timeout!r}")
+    adopted = platform.adopt_world()
+    if adopted is not None:
+        native, name, found_store = adopted
+        ranks = platform.native_ranks(native)
+        _install(ranks, platform.native_rank(native), name, timeout, native, found_store, _kind_of(device_id))
+        return
+
+    rank, world_size = _place(rank, world_size)
+    kind = _kind_of(device_id)
+    if device_id is not None:
+        platform.device(kind).set_current(_index(device_id))
+    if world_size == 1:
+        name = backend or platform.device(kind).comm_backend
+        _install((0,), 0, name, timeout, None, None, kind)
+        return
+    native, name, shared = platform.create_world(
+        backend=backend,
+        device_type=kind,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        init_method=init_method,
+        store=store,
+        device_id=device_id,
+        options=pg_options,
+    )
+    _install(tuple(range(world_size)), rank, name, timeout, native, shared, kind)
+
+
+def is_initialized() -> bool:
+    """Whether the default group exists."""
+    return _process.state.world is not None
+
+
+def ensure_initialized() -> ProcessGroup:
+    """The default group; made with all defaults if there is none (what meshes and fully_shard do)."""
+    if _process.state.world is None:
+        init_process_group()
+    return get_world()
+
+
+def get_world() -> ProcessGroup:
+    """The default group. RuntimeError if there is none."""
+    if _process.state.world is None:
+        raise RuntimeError("there is no default process group: call hp_platform.init_process_group() first")
+    return _process.state.world
+
+
+def get_rank() -> int:
+    """This process' rank in the world."""
+    return get_world().rank
+
+
+def get_world_size() -> int:
+    """Number of ranks in the world."""
+    return get_world().size
+
+
+def world_device() -> str:
+    """The device on which the world communicates by default, such as ``"cuda:1"``."""
+    tables = get_world().tables
+    assert tables is not None
+    return get_platform().device(tables.device_type).current()
+
+
+def group_of(ranks: Iterable[int], *, timeout: timedelta | None = None) -> ProcessGroup:
+    """The group of these global ranks (any order, no duplicates), of which this process is one.
+
+    Made at the first request, by its members only: all of them must ask, in the same order relative to their other groups.
+    ``timeout`` (default: the world's) counts only when the group is made. ValueError for ranks outside of the world or given
+    twice, RuntimeError if this process is not among them. Communication: the backend's set-up at the first request.
+    """
+    world = get_world()
+    given = [int(rank) for rank in ranks]
+    wanted = tuple(sorted(given))
+    if not wanted:
+        raise ValueError("a group needs at least one rank, got none")
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"a rank is given twice in {given}")
+    if wanted[0] < 0 or wanted[-1] >= world.size:
+        raise ValueError(
+            f"ranks {given} are not all in the world of {world.size} ranks (0 to {world.size - 1})"
+        )
+    tables = world.tables
+    assert tables is not None
+    found = tables.groups.get(wanted)
+    if found is not None:
+        return found
+    if world.rank not in wanted:
+        raise RuntimeError(
+            f"rank {world.rank} is not in the group of ranks {list(wanted)}; only members may ask for a group"
+        )
+    limit = timeout or world.timeout
+    native = None if len(wanted) == 1 else get_platform().new_group(wanted, limit)
+    group = ProcessGroup(wanted, wanted.index(world.rank), world.backend, limit, native)
+    _enter(tables, group)
+    return group
+
+
+def create_group(rank_list: Sequence[int]) -> ProcessGroup:
+    """:func:`group_of` under the reference's name."""
+    return group_of(rank_list)
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> ProcessGroup | None:
+    """Split the parent (default: the world) into groups: the one that holds this process, or None if none does.
+
+    ``split_ranks`` is a list of lists of global ranks, the same on every rank of the parent; lists may not overlap.
+    ``pg_options`` and ``group_desc`` are accepted for torch's signature; a group's options are those of the world.
+    ValueError for a missing or empty list, overlapping lists, or ranks outside of the parent.
+    """
+    parent = parent_pg if parent_pg is not None else get_world()
+    if not split_ranks or any(len(part) == 0 for part in split_ranks):
+        raise ValueError(
+            f"split_ranks must be a list of non-empty lists of global ranks, got {split_ranks!r}"
+        )
+    flat = [rank for part in split_ranks for rank in part]
+    if len(set(flat)) != len(flat):
+        raise ValueError(f"split_ranks overlap: {[list(part) for part in split_ranks]}")
+    outside = sorted(set(flat) - set(parent.ranks))
+    if outside:
+        raise ValueError(f"ranks {outside} of split_ranks are not in the parent, the {parent.describe()}")
+    mine = [part for part in split_ranks if parent.global_rank in part]
+    return group_of(mine[0], timeout=timeout) if mine else None
+
+
+def mark_created_groups(groups: Any) -> None:
+    """Register groups that the user or the framework has made (one, or a list; the framework's handles or ours).
+
+    Later requests for the same ranks get them. Groups that do not hold this process are passed over. No communication.
+    """
+    world = get_world()
+    tables = world.tables
+    assert tables is not None
+    platform = get_platform()
+    for given in groups if isinstance(groups, (list, tuple)) else [groups]:
+        if isinstance(given, ProcessGroup):
+            _enter(tables, given)
+            continue
+        ranks = tuple(sorted(platform.native_ranks(given)))
+        if world.rank in ranks:
+            _enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, world.timeout, given))
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """End one group, or (None) the world with all groups and meshes that hang on it. No peer may be in a collective of it.
+
+    ValueError for a group that is not one of the present world.
+    """
+    world = get_world()
+    tables = world.tables
+    assert tables is not None
+    if group is not None and group is not world:
+        if tables.groups.get(group.ranks) is not group:
+            raise ValueError(f"the {group.describe()} does not belong to the present world")
+        del tables.groups[group.ranks]
+        if group.native is not None:
+            get_platform().destroy_group(group.native)
+        return
+    if tables.diagnosis is not None:
+        tables.diagnosis.stop()
+    _process.state.world = None
+    if world.native is not None:
+        get_platform().destroy_group(None)
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """Global ranks of the group (default: the world), ascending."""
+    return list((group or get_world()).ranks)
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """The communication backend's name."""
+    return (group or get_world()).backend
+
+
+def get_group_local_rank(group: ProcessGroup | None = None) -> int:
+    """This process' rank within the group (default: the world)."""
+    return (group or get_world()).rank
+
+
+def _place(rank: int, world_size: int) -> tuple[int, int]:
+    if (rank < 0) != (world_size < 0):
+        raise ValueError(
+            f"give both rank and world_size, or neither: got rank={rank}, world_size={world_size}"
+        )
+    if rank < 0:
+        environment = launch.environment()
+        if environment is None:
+            return 0, 1
+        rank, world_size = environment.rank, environment.world_size
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank must lie between 0 and world_size - 1: got rank={rank}, world_size={world_size}"
+        )
+    return rank, world_size
+
+
+def _kind_of(device_id: Any) -> str:
+    platform = get_platform()
+    return (
+        platform.device().name
+        if device_id is None
+        else platform.device(str(device_id).partition(":")[0]).name
+    )
+
+
+def _index(device_id: Any) -> int:
+    _, _, index = str(device_id).partition(":")
+    return int(index or 0)
+
+
+def _install(
+    ranks: tuple[int, ...],
+    rank: int,
+    backend: str,
+    timeout: timedelta,
+    native: Any,
+    store: Any,
+    device_type: str,
+) -> None:
+    tables = WorldTables(device_type, store)
+    world = ProcessGroup(ranks, rank, backend, timeout, native, tables=tables)
+    if store is not None:
+        tables.diagnosis = Publisher(get_platform(), store, rank)
+    _enter(tables, world)
+    _process.state.world = world
+
+
+def _enter(tables: WorldTables, group: ProcessGroup) -> None:
+    tables.groups[group.ranks] = group
+    if tables.diagnosis is not None and group.size > 1:
+        tables.diagnosis.watch(group)

@@ -1,0 +1,101 @@
+"""Autograd with torch's meaning: leaves gather ``.grad``, hooks fire during backward, Functions have forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from hp_platform.protocols.nn import HookHandle, Parameter
+from hp_platform.protocols.tensor import Tensor
+
+
+class AutogradOps(Protocol):
+    """Primitives of differentiation."""
+
+    Function: type
+    """Base class: static ``forward(ctx, *args)`` and ``backward(ctx, *grads)``; ``apply``; ``ctx.save_for_backward``, ``ctx.saved_tensors``,
+    ``ctx.needs_input_grad``, ``ctx.mark_non_differentiable``. Backward may itself call differentiable functions (double backward)."""
+
+    def no_grad(self) -> AbstractContextManager[None]:
+        """Nothing inside is recorded."""
+        ...
+
+    def enable_grad(self) -> AbstractContextManager[None]:
+        """Recording on again, inside of ``no_grad``."""
+        ...
+
+    def is_grad_enabled(self) -> bool:
+        """Whether operations are being recorded now."""
+        ...
+
+    def requires_grad(self, x: Tensor) -> bool:
+        """Whether a gradient flows to ``x``."""
+        ...
+
+    def set_requires_grad_(self, x: Tensor, flag: bool) -> Tensor:
+        """Ask for the gradient of a leaf, or stop asking."""
+        ...
+
+    def is_leaf(self, x: Tensor) -> bool:
+        """Whether ``x`` was not made by a recorded operation."""
+        ...
+
+    def detach(self, x: Tensor) -> Tensor:
+        """The same memory outside of the graph."""
+        ...
+
+    def backward(
+        self, tensors: Sequence[Tensor], grads: Sequence[Tensor] | None = None, *, retain_graph: bool = False
+    ) -> None:
+        """Add the gradients of all leaves to their ``grad``. ``grads`` None means ones, for 0-d tensors only (ValueError otherwise)."""
+        ...
+
+    def grad(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        grad_outputs: Sequence[Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        allow_unused: bool = False,
+    ) -> list[Tensor | None]:
+        """Gradients with respect to ``inputs`` as values; no ``grad`` attribute is touched."""
+        ...
+
+    def get_grad(self, x: Tensor) -> Tensor | None:
+        """The gradient gathered on a leaf so far."""
+        ...
+
+    def set_grad(self, x: Tensor, grad: Tensor | None) -> None:
+        """Put a gradient (of the leaf's shape) in its place, or clear it."""
+        ...
+
+    def register_tensor_hook(self, x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
+        """``hook(grad)`` when the gradient of ``x`` is complete in a backward; may return another one."""
+        ...
+
+    def register_post_accumulate_grad_hook(
+        self, x: Parameter, hook: Callable[[Parameter], None]
+    ) -> HookHandle:
+        """``hook(leaf)`` after a backward has added to the leaf's ``grad``, once per backward."""
+        ...
+
+    def queue_backward_callback(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` when the backward that is running now has finished. RuntimeError outside of a backward."""
+        ...
+
+    def saved_tensors_hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+    ) -> AbstractContextManager[None]:
+        """What operations inside keep for backward goes through ``pack``, and comes back through ``unpack``."""
+        ...
+
+    def version(self, x: Tensor) -> int:
+        """How often ``x`` was written in place (0 where the framework does not count; see ``supports("version_counter")``)."""
+        ...
+
+    def preserve_version(self, xs: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """In-place writes inside do not count, so that tensors saved for backward may be refilled with the same values."""
+        ...

@@ -1,0 +1,182 @@
+"""Modules and parameters: walk, find, replace, hooks; and the few functions a model is made of.
+
+A model written on these runs on both frameworks: derive from ``platform.Module``, define ``forward``, keep parameters as
+attributes (``self.weight = platform.parameter(...)``) and sub-modules as attributes or in ``platform.ModuleList``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hp_platform.protocols.tensor import Tensor
+
+Module = Any
+Parameter = Any
+
+
+class HookHandle(Protocol):
+    """What registering a hook returns."""
+
+    def remove(self) -> None:
+        """Take the hook away; calling it again does nothing."""
+        ...
+
+
+class NNOps(Protocol):
+    """Primitives on modules, and functional operations."""
+
+    Module: type
+    ModuleList: type
+    Parameter: type
+
+    # --- parameters
+    def parameter(self, data: Tensor, requires_grad: bool = True) -> Parameter:
+        """A parameter over ``data`` (no copy where the framework can)."""
+        ...
+
+    def is_parameter(self, x: Any) -> bool:
+        """Whether ``x`` is a parameter of this framework."""
+        ...
+
+    def named_parameters(
+        self, module: Module, *, recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Full name and parameter, in the order of registration; a shared one once under its first name unless told otherwise."""
+        ...
+
+    def named_buffers(self, module: Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Full name and buffer."""
+        ...
+
+    def register_buffer(self, module: Module, name: str, value: Tensor) -> None:
+        """Attach a tensor that is state, moves with the module, and is not trained."""
+        ...
+
+    def set_parameter(self, module: Module, name: str, value: Parameter | Tensor) -> None:
+        """Make ``module.name`` (a direct attribute that is a parameter now) this parameter, or for a while this plain tensor.
+
+        A plain tensor is what FSDP shows to forward; ``named_parameters`` need not list it. Setting a Parameter again restores it at its old place.
+        """
+        ...
+
+    # --- modules
+    def named_modules(self, module: Module) -> Iterator[tuple[str, Module]]:
+        """Full name and module, the module itself first under ``""``; each once."""
+        ...
+
+    def get_submodule(self, module: Module, name: str) -> Module:
+        """The module at a dotted path; ``""`` is the module itself. AttributeError with the full path if it is missing."""
+        ...
+
+    def set_submodule(self, module: Module, name: str, value: Module) -> None:
+        """Replace the module at a dotted path."""
+        ...
+
+    def set_training(self, module: Module, mode: bool) -> None:
+        """Training (True) or evaluation mode, for all sub-modules."""
+        ...
+
+    def state_dict(self, module: Module) -> Mapping[str, Tensor]:
+        """Full name to detached tensor that shares memory with the parameter or buffer."""
+        ...
+
+    # --- hooks. Earlier registered run first, prepended ones before all.
+    def register_forward_pre_hook(
+        self,
+        module: Module,
+        hook: Callable[[Module, tuple, dict], tuple[tuple, dict] | None],
+        *,
+        prepend: bool = False,
+    ) -> HookHandle:
+        """``hook(module, args, kwargs)`` before forward; may return new ``(args, kwargs)``."""
+        ...
+
+    def register_forward_hook(
+        self, module: Module, hook: Callable[[Module, tuple, dict, Any], Any], *, prepend: bool = False
+    ) -> HookHandle:
+        """``hook(module, args, kwargs, output)`` after forward; a result other than None replaces the output."""
+        ...
+
+    def register_backward_pre_hook(
+        self, module: Module, hook: Callable[[Module, tuple], tuple | None]
+    ) -> HookHandle:
+        """``hook(module, grad_output)`` before the module's backward; may return other gradients."""
+        ...
+
+    def register_backward_hook(
+        self, module: Module, hook: Callable[[Module, tuple, tuple], tuple | None]
+    ) -> HookHandle:
+        """``hook(module, grad_input, grad_output)`` after the gradients of the module's inputs are known; may return other ones."""
+        ...
+
+    # --- functional: differentiable, with the framework's own kernels
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ weight.T + bias``; weight ``(out, in)``."""
+        ...
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        """Matrix product with broadcast batch dims."""
+        ...
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """Rows of ``weight (num, dim)`` at integer ``ids``."""
+        ...
+
+    def softmax(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Softmax along ``dim``."""
+        ...
+
+    def silu(self, x: Tensor) -> Tensor:
+        """``x * sigmoid(x)``."""
+        ...
+
+    def relu(self, x: Tensor) -> Tensor:
+        """``max(x, 0)``."""
+        ...
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """The exact (erf) form."""
+        ...
+
+    def rsqrt(self, x: Tensor) -> Tensor:
+        """``1 / sqrt(x)``."""
+        ...
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        """Square root."""
+        ...
+
+    def exp(self, x: Tensor) -> Tensor:
+        """Exponential."""
+        ...
+
+    def log(self, x: Tensor) -> Tensor:
+        """Natural logarithm."""
+        ...
+
+    def cos(self, x: Tensor) -> Tensor:
+        """Cosine, radians."""
+        ...
+
+    def sin(self, x: Tensor) -> Tensor:
+        """Sine, radians."""
+        ...
+
+    def sum(self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+        """Sum over dims, or over all."""
+        ...
+
+    def mean(self, x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+        """Mean over dims, or over all."""
+        ...
+
+    def cross_entropy(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Mean over rows of ``-log softmax(logits (n, c))[target (n,)]``, in nats."""
+        ...
+
+    def scaled_dot_product_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False
+    ) -> Tensor:
+        """Attention over ``(batch, heads, length, head_dim)``, scale ``head_dim ** -0.5``."""
+        ...

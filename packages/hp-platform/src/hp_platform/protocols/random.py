@@ -1,0 +1,44 @@
+"""Random numbers: the framework's generators, and the bits of a counter-based generator that are equal everywhere."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from hp_platform.protocols.tensor import Tensor
+
+
+class RandomOps(Protocol):
+    """Primitives of randomness."""
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the framework's own generators of this process (all its devices)."""
+        ...
+
+    def get_rng_state(self, device: str = "cpu") -> Any:
+        """The state of the framework's generator of ``device``; opaque."""
+        ...
+
+    def set_rng_state(self, state: Any, device: str = "cpu") -> None:
+        """Put back what :meth:`get_rng_state` gave."""
+        ...
+
+    def random_bits(self, seed: int, stream: int, start: int, count: int, device: str = "cpu") -> Tensor:
+        """Words ``start ... start + count - 1`` of the Philox-4x32-10 sequence (key ``seed``, counter high half ``stream``).
+
+        int64 ``(count,)`` with values in ``[0, 2**32)``; the same on every framework and device. Word ``i`` depends on
+        ``(seed, stream, i)`` alone, so any rank can draw any part of a global tensor. Source: Salmon et al., SC 2011.
+        """
+        ...
+
+    def uniform(
+        self,
+        shape: tuple[int, ...],
+        low: float,
+        high: float,
+        *,
+        seed: int,
+        dtype: Any = None,
+        device: str = "cpu",
+    ) -> Tensor:
+        """Uniform numbers in ``[low, high)`` from :meth:`random_bits` with stream 0: the same on every framework, to rounding of ``dtype``."""
+        ...
