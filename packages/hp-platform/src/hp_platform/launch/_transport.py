@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
+import io
 import pickle
 import sys
-from types import ModuleType
+from collections import ChainMap
+from collections.abc import Callable
+from types import CodeType, ModuleType
 from typing import Any
 
 
@@ -14,11 +18,11 @@ def dumps(value: Any) -> bytes:
     import cloudpickle
 
     module = _home(value)
-    if module is None or _importable(module.__name__):
-        return bytes(cloudpickle.dumps(value))
+    if module is None or _importable(module):
+        return _pickle(value)
     cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        return _pickle(value)
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
@@ -28,21 +32,47 @@ def loads(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
+def _pickle(value: Any) -> bytes:
+    import cloudpickle
+
+    reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        # cloudpickle forgets which file a function comes from; tracebacks shall show its lines.
+        dispatch_table = ChainMap({CodeType: lambda code: _reduce_code(reduce_code, code)}, cloudpickle.Pickler.dispatch_table)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _reduce_code(reduce_code: Callable[[CodeType], Any], code: CodeType) -> tuple[Any, ...]:
+    make, args = reduce_code(code)[:2]
+    return _make_code, (make, args, code.co_filename)
+
+
+def _make_code(make: Callable[..., CodeType], args: tuple[Any, ...], filename: str) -> CodeType:
+    return make(*args).replace(co_filename=filename)
+
+
 def _home(value: Any) -> ModuleType | None:
     """The module that defines the function of a call ``(function, args, kwargs)``, unless cloudpickle handles it by itself."""
     function = value[0] if isinstance(value, tuple) and value else value
+    while isinstance(function, functools.partial):
+        function = function.func
     name = getattr(function, "__module__", None)
     return None if name in (None, "__main__") else sys.modules.get(name)
 
 
-def _importable(name: str) -> bool:
-    """Whether a fresh process with our ``sys.path`` finds the module.
+def _importable(module: ModuleType) -> bool:
+    """Whether a fresh process with our ``sys.path`` finds the same module under its name.
 
     ``importlib.util.find_spec`` would answer yes for whatever is loaded already, such as a file that a test runner has
     imported under a name of its own.
     """
+    spec: importlib.machinery.ModuleSpec | None = None
     path: Any = None
-    parts = name.split(".")
+    parts = module.__name__.split(".")
     for depth in range(len(parts)):
         spec = _find(".".join(parts[: depth + 1]), path)
         if spec is None:
@@ -50,7 +80,8 @@ def _importable(name: str) -> bool:
         path = spec.submodule_search_locations
         if path is None and depth + 1 < len(parts):
             return False
-    return True
+    file = getattr(module, "__file__", None)
+    return spec is not None and (file is None or spec.origin == file)
 
 
 def _find(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
