@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hp_platform.protocols.device import Event, Stream
 from hp_platform.protocols.tensor import Tensor
@@ -24,7 +24,7 @@ class HostEvent:
         self._timing = timing
         self._recorded_at: float | None = None
 
-    def record(self, stream: Stream | None = None) -> None:  # noqa: ARG002 - there is one queue, the host itself
+    def record(self, stream: Stream | None = None) -> None:
         """Note the time, if this event was made for timing."""
         if self._timing:
             self._recorded_at = time.perf_counter()
@@ -74,7 +74,7 @@ class HostStream:
 class HostDevice:
     """Handle of ``"cpu"``. A backend derives from it to name its communication backend and its profiler."""
 
-    name: ClassVar[str] = "cpu"
+    name: str = "cpu"
     comm_backend: str = "gloo"
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class HostDevice:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def new_stream(self, *, high_priority: bool = False) -> HostStream:  # noqa: ARG002 - no queue, no priority
+    def new_stream(self, *, high_priority: bool = False) -> HostStream:
         """A stream that does nothing."""
         return HostStream()
 
@@ -108,7 +108,7 @@ class HostDevice:
         """The stream that does nothing, always the same one."""
         return self._stream
 
-    def use_stream(self, stream: Stream) -> AbstractContextManager[None]:  # noqa: ARG002 - all work is the host's
+    def use_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """No effect."""
         return nullcontext()
 
@@ -153,5 +153,5 @@ class HostDevice:
 
 
 @contextmanager
-def _unprofiled(name: str) -> Iterator[None]:  # noqa: ARG001 - nobody listens
+def _unprofiled(name: str) -> Iterator[None]:
     yield

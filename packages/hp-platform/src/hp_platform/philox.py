@@ -43,7 +43,10 @@ def philox_4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> 
 
 
 def block_range(start: int, count: int) -> tuple[int, int]:
-    """First block, and one past the last, that hold the words ``start ... start + count - 1`` (word i is lane ``i % 4`` of block ``i // 4``)."""
+    """First block, and one past the last, that hold the words ``start ... start + count - 1``.
+
+    Word i is lane ``i % 4`` of block ``i // 4``. ValueError for negative numbers.
+    """
     if start < 0 or count < 0:
         raise ValueError(f"random words from {start}, {count} of them: both numbers must be 0 or more")
     return start // LANES, -(-(start + count) // LANES)

@@ -34,9 +34,10 @@ def uniform(
 ) -> Tensor:
     """Numbers in ``[low, high)`` of the given shape and dtype (default float32) from the words of ``(seed, stream 0)``.
 
-    Element ``i`` in row-major order is ``low + (high - low) * u``: ``u`` has 24 binary digits, from word ``i``; for float64 it has
-    53, from words ``2 i`` (its upper 27) and ``2 i + 1`` (26). What rounding would lift to ``high`` becomes the largest number
-    below it. ValueError for an empty or infinite interval or a dtype that is not a floating-point one of at least 16 bits.
+    Element ``i`` in row-major order is ``low + (high - low) * u``. ``u`` has 24 binary digits, from word ``i``; for float64 it
+    has 53, from words ``2 i`` (its upper 27) and ``2 i + 1`` (the lower 26). What rounding would lift to ``high`` becomes the
+    largest number below it. ValueError for an empty or infinite interval, or another dtype than float64, float32, float16
+    and bfloat16.
     """
     dtype = platform.dtype("float32" if dtype is None else dtype)
     name = platform.dtype_name(dtype)

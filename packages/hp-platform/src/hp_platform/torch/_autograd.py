@@ -1,0 +1,125 @@
+"""Differentiation of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from hp_platform.protocols.nn import HookHandle
+
+
+class TorchAutogradOps:
+    """Implements :class:`hp_platform.protocols.AutogradOps`."""
+
+    Function = torch.autograd.Function
+    no_grad = torch.no_grad
+    enable_grad = torch.enable_grad
+    is_grad_enabled = staticmethod(torch.is_grad_enabled)
+    saved_tensors_hooks = torch.autograd.graph.saved_tensors_hooks
+    detach = staticmethod(torch.Tensor.detach)
+
+    def requires_grad(self, x: torch.Tensor) -> bool:
+        """Whether a gradient flows to ``x``."""
+        return x.requires_grad
+
+    def set_requires_grad_(self, x: torch.Tensor, flag: bool) -> torch.Tensor:
+        """Ask for a leaf's gradient."""
+        return x.requires_grad_(flag)
+
+    def is_leaf(self, x: torch.Tensor) -> bool:
+        """Whether no recorded operation made ``x``."""
+        return x.is_leaf
+
+    def backward(
+        self,
+        tensors: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """Gradients into the leaves."""
+        if grads is None:
+            _check_scalars(tensors, "backward", "grads")
+        torch.autograd.backward(
+            list(tensors), None if grads is None else list(grads), retain_graph=retain_graph
+        )
+
+    def grad(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        grad_outputs: Sequence[torch.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        allow_unused: bool = False,
+    ) -> list[torch.Tensor | None]:
+        """Gradients as values."""
+        if grad_outputs is None:
+            _check_scalars(outputs, "grad", "grad_outputs")
+        # create_graph alone keeps the graph in torch (retain_graph=None); False would free it under the new one.
+        keep = True if retain_graph or create_graph else None
+        return list(
+            torch.autograd.grad(
+                list(outputs),
+                list(inputs),
+                grad_outputs,
+                retain_graph=keep,
+                create_graph=create_graph,
+                allow_unused=allow_unused,
+            )
+        )
+
+    def get_grad(self, x: torch.Tensor) -> torch.Tensor | None:
+        """A leaf's gradient so far."""
+        if not (x.is_leaf or x.retains_grad):
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} that an operation made keeps no gradient; "
+                "ask a leaf, or watch it with register_tensor_hook"
+            )
+        return x.grad
+
+    def set_grad(self, x: torch.Tensor, grad: torch.Tensor | None) -> None:
+        """Put a leaf's gradient."""
+        x.grad = grad
+
+    def register_tensor_hook(
+        self, x: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> HookHandle:
+        """``hook(grad)`` in backward."""
+        return x.register_hook(hook)
+
+    def register_post_accumulate_grad_hook(
+        self, x: torch.Tensor, hook: Callable[[torch.Tensor], None]
+    ) -> HookHandle:
+        """``hook(leaf)`` after its gradient was added to."""
+        return x.register_post_accumulate_grad_hook(hook)
+
+    def queue_backward_callback(self, callback: Callable[[], None]) -> None:
+        """At the end of the running backward."""
+        # -1 means "no graph is being walked by this thread"; torch's own error for that names none of our functions.
+        if torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(
+                "queue_backward_callback was called outside of a backward; call it from a hook or Function.backward"
+            )
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def version(self, x: torch.Tensor) -> int:
+        """Number of in-place writes."""
+        return x._version
+
+    def preserve_version(self, xs: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Writes inside do not count."""
+        return torch.autograd._unsafe_preserve_version_counter(tuple(xs))
+
+
+def _check_scalars(tensors: Sequence[torch.Tensor], function: str, argument: str) -> None:
+    shapes = [tuple(x.shape) for x in tensors if x.dim() != 0]
+    if shapes:
+        raise ValueError(
+            f"{function} without {argument} starts from ones, for 0-d tensors only; got shapes {shapes}: "
+            f"reduce them to a scalar, or pass {argument} of the same shapes"
+        )

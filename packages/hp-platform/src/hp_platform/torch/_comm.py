@@ -1,0 +1,240 @@
+"""Collectives of torch.distributed: contiguous tensors in, given buffers filled.
+
+[Note: bytes] Backends move fewer dtypes than torch has. Where only data moves, a tensor of another dtype travels as its bytes, a
+view with one more dim at the end, so that dim 0 stays what it is.
+
+[Note: padding] gloo and HCCL gather and reduce lists of equal sizes only. Uneven ones are padded to the longest: shards by
+ceil-sized chunks differ in the last ranks only, so little more is sent, and it stays one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hp_platform.protocols.comm import P2P
+from hp_platform.torch.device import TorchDevice
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.AVG,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
+# torch 2.13 renamed these two, and warns of the old names.
+_all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Then:
+    """A launch whose result still has to be put in its place."""
+
+    def __init__(self, work: Any, finish: Callable[[], None]) -> None:
+        self._work = work
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self) -> None:
+        """Wait, then put the result in its place (once)."""
+        self._work.wait()
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+    def is_completed(self) -> bool:
+        """Whether waiting would return at once."""
+        return self._work.is_completed()
+
+
+class _All:
+    """Several launches as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait for each."""
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        """Whether waiting would return at once."""
+        return all(work.is_completed() for work in self._works)
+
+
+class TorchCommOps:
+    """Implements the launches of :class:`hp_platform.protocols.CommOps`."""
+
+    _devices: dict[str, TorchDevice]
+
+    # --- collectives
+    def all_reduce_(self, x: torch.Tensor, op: str, group: Any, async_op: bool) -> Any:
+        """Reduce in place."""
+        return dist.all_reduce(_plain(x), _OPS[op], group, async_op)
+
+    def all_gather_into(self, out: torch.Tensor, x: torch.Tensor, group: Any, async_op: bool) -> Any:
+        """Gather blocks of equal size."""
+        x = self._movable(x if x.dim() else x.view(1))
+        return _all_gather_into(self._movable(out), x, group, async_op)
+
+    def all_gather_uneven_into(
+        self, outs: Sequence[torch.Tensor], x: torch.Tensor, group: Any, async_op: bool
+    ) -> Any:
+        """Gather blocks of any size."""
+        x, outs = self._movable(x), [self._movable(out) for out in outs]
+        if self._devices[x.device.type].comm.uneven_lists:
+            return dist.all_gather(outs, x, group, async_op)
+        longest = max(out.shape[0] for out in outs)  # See [Note: padding].
+        gathered = x.new_empty((len(outs), longest, *x.shape[1:]))
+
+        def finish() -> None:
+            torch._foreach_copy_(outs, [row[: out.shape[0]] for row, out in zip(gathered, outs, strict=True)])
+
+        work = _all_gather_into(gathered.flatten(0, 1), _padded(x, longest), group, async_op)
+        return _after(work, finish)
+
+    def reduce_scatter_into(
+        self, out: torch.Tensor, x: torch.Tensor, op: str, group: Any, async_op: bool
+    ) -> Any:
+        """Reduce blocks of equal size."""
+        return _reduce_scatter_into(_plain(out), _plain(x), _OPS[op], group, async_op)
+
+    def reduce_scatter_uneven_into(
+        self, out: torch.Tensor, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
+    ) -> Any:
+        """Reduce blocks of any size."""
+        out, xs = _plain(out), [_plain(x) for x in xs]
+        if self._devices[out.device.type].comm.uneven_lists:
+            return dist.reduce_scatter(out, xs, _OPS[op], group, async_op)
+        longest = max(x.shape[0] for x in xs)  # See [Note: padding].
+        mine = out.new_empty((longest, *out.shape[1:]))
+        blocks = torch.cat([_padded(x, longest) for x in xs])
+        work = _reduce_scatter_into(mine, blocks, _OPS[op], group, async_op)
+        return _after(work, lambda: _copy(out, mine[: out.shape[0]]))
+
+    def all_to_all_into(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        out_sizes: Sequence[int],
+        in_sizes: Sequence[int],
+        group: Any,
+        async_op: bool,
+    ) -> Any:
+        """Exchange blocks of any size."""
+        return dist.all_to_all_single(
+            self._movable(out), self._movable(x), list(out_sizes), list(in_sizes), group, async_op
+        )
+
+    def broadcast_(self, x: torch.Tensor, src: int, group: Any, async_op: bool) -> Any:
+        """One rank's tensor to all."""
+        return dist.broadcast(self._movable(x), src, group, async_op)
+
+    def scatter_into(
+        self, out: torch.Tensor, xs: Sequence[torch.Tensor] | None, src: int, group: Any, async_op: bool
+    ) -> Any:
+        """One rank's list to all."""
+        blocks = None if xs is None else [self._movable(x) for x in xs]
+        return dist.scatter(self._movable(out), blocks, src, group, async_op)
+
+    def gather_into(
+        self, outs: Sequence[torch.Tensor] | None, x: torch.Tensor, dst: int, group: Any, async_op: bool
+    ) -> Any:
+        """All ranks' tensors to one."""
+        blocks = None if outs is None else [self._movable(out) for out in outs]
+        return dist.gather(self._movable(x), blocks, dst, group, async_op)
+
+    def send(self, x: torch.Tensor, dst: int, group: Any, async_op: bool) -> Any:
+        """To one rank."""
+        x = self._movable(x)
+        if async_op:
+            return dist.isend(x, dst, group)
+        return dist.send(x, dst, group)
+
+    def recv_(self, x: torch.Tensor, src: int, group: Any, async_op: bool) -> Any:
+        """From one rank."""
+        x = self._movable(x)
+        if async_op:
+            return dist.irecv(x, src, group)
+        dist.recv(x, src, group)  # which returns the sender
+        return None
+
+    def batch_p2p(self, ops: Sequence[P2P], group: Any) -> Sequence[Any]:
+        """Start sends and receives together."""
+        if not ops:
+            return []
+        start = {"send": dist.isend, "recv": dist.irecv}
+        return dist.batch_isend_irecv(
+            [dist.P2POp(start[kind], self._movable(x), peer, group) for kind, x, peer in ops]
+        )
+
+    def barrier(self, group: Any, async_op: bool) -> Any:
+        """Wait for all ranks."""
+        kinds = [device.type for device in group._device_types]
+        if "cpu" in kinds:
+            return dist.barrier(group, async_op)
+        # The backend of an accelerator reduces a tensor of its own making; unless told, it guesses on which device, and warns.
+        index = torch.device(self._devices[kinds[0]].current()).index
+        return dist.barrier(group, async_op, device_ids=[index])
+
+    # --- coalesced
+    def all_reduce_coalesced_(self, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool) -> Any:
+        """Reduce each in place; one dtype."""
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
+            for x in xs:
+                dist.all_reduce(_plain(x), _OPS[op], group)
+        return _All(launch.works) if async_op else None
+
+    def all_gather_coalesced_into(
+        self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], group: Any, async_op: bool
+    ) -> Any:
+        """Gather pairs."""
+        pairs = [(self._movable(out), self._movable(x)) for out, x in zip(outs, xs, strict=True)]
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
+            for out, x in pairs:
+                _all_gather_into(out, x, group)
+        return _All(launch.works) if async_op else None
+
+    def reduce_scatter_coalesced_into(
+        self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
+    ) -> Any:
+        """Reduce pairs."""
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
+            for out, x in zip(outs, xs, strict=True):
+                _reduce_scatter_into(_plain(out), _plain(x), _OPS[op], group)
+        return _All(launch.works) if async_op else None
+
+    def _movable(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` in a dtype that its backend moves. See [Note: bytes]."""
+        x = _plain(x)
+        if x.dtype in self._devices[x.device.type].comm.movable:
+            return x
+        return x.unsqueeze(-1).view(torch.uint8)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """``x`` outside of the graph: a launch writes into tensors, and records nothing."""
+    return x.detach() if x.requires_grad else x
+
+
+def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
+    if x.shape[0] == length:
+        return x
+    padded = x.new_zeros((length, *x.shape[1:]))
+    padded[: x.shape[0]].copy_(x)
+    return padded
+
+
+def _copy(out: torch.Tensor, value: torch.Tensor) -> None:
+    out.copy_(value)
+
+
+def _after(work: Any, finish: Callable[[], None]) -> Any:
+    """``finish`` when the launch is done: now, or (a work handle) when it is waited for."""
+    if work is None:
+        finish()
+        return None
+    return _Then(work, finish)

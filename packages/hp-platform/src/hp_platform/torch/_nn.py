@@ -1,0 +1,142 @@
+"""Modules, parameters, hooks and functional operations of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hp_platform.protocols.nn import HookHandle
+
+
+class TorchNNOps:
+    """Implements :class:`hp_platform.protocols.NNOps`."""
+
+    Module = torch.nn.Module
+    ModuleList = torch.nn.ModuleList
+    Parameter = torch.nn.Parameter
+
+    # --- parameters
+    parameter = torch.nn.Parameter
+
+    def is_parameter(self, x: Any) -> bool:
+        """Whether it is a torch parameter."""
+        return isinstance(x, torch.nn.Parameter)
+
+    def named_parameters(
+        self, module: torch.nn.Module, *, recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters."""
+        return module.named_parameters(recurse=recurse, remove_duplicate=remove_duplicate)
+
+    def named_buffers(
+        self, module: torch.nn.Module, *, recurse: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and buffers."""
+        return module.named_buffers(recurse=recurse)
+
+    def register_buffer(self, module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+        """Attach a buffer."""
+        module.register_buffer(name, value)
+
+    def set_parameter(self, module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+        """Put a parameter or tensor in a parameter's place.
+
+        The entry of the module's own table is replaced where it stands: ``module.name`` finds it there, its place among the
+        others stays, and ``setattr`` (which refuses a plain tensor under a parameter's name) is not needed.
+        """
+        if name not in module._parameters:
+            known = ", ".join(module._parameters) or "none"
+            raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")
+        module._parameters[name] = value
+        # Recurrent layers hand a list of their own to the kernel.
+        if isinstance(module, torch.nn.RNNBase) and name in module._flat_weights_names:
+            module._flat_weights[module._flat_weights_names.index(name)] = value
+
+    # --- modules
+    def named_modules(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Names and modules."""
+        return module.named_modules()
+
+    def get_submodule(self, module: torch.nn.Module, name: str) -> torch.nn.Module:
+        """The module at a path."""
+        found = module
+        for part in name.split(".") if name else ():
+            child = found._modules.get(part)
+            if child is None:
+                raise AttributeError(
+                    f"{type(module).__name__} has no sub-module {name!r}: there is no {part!r}"
+                )
+            found = child
+        return found
+
+    def set_submodule(self, module: torch.nn.Module, name: str, value: torch.nn.Module) -> None:
+        """Replace the module at a path."""
+        if not name:
+            raise ValueError("the module itself cannot be replaced: give the dotted name of a sub-module")
+        self.get_submodule(module, name)
+        parent, _, last = name.rpartition(".")
+        setattr(self.get_submodule(module, parent), last, value)
+
+    def set_training(self, module: torch.nn.Module, mode: bool) -> None:
+        """Training or evaluation."""
+        module.train(mode)
+
+    def state_dict(self, module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+        """Names and detached tensors."""
+        return module.state_dict()
+
+    # --- hooks
+    def register_forward_pre_hook(
+        self, module: torch.nn.Module, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> HookHandle:
+        """Before forward, with keyword arguments."""
+        return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
+
+    def register_forward_hook(
+        self, module: torch.nn.Module, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> HookHandle:
+        """After forward, with keyword arguments."""
+        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=True)
+
+    def register_backward_pre_hook(self, module: torch.nn.Module, hook: Callable[..., Any]) -> HookHandle:
+        """Before backward."""
+        return module.register_full_backward_pre_hook(hook)
+
+    def register_backward_hook(self, module: torch.nn.Module, hook: Callable[..., Any]) -> HookHandle:
+        """After backward."""
+        return module.register_full_backward_hook(hook)
+
+    # --- functional
+    linear = staticmethod(functional.linear)
+    matmul = staticmethod(torch.matmul)
+    embedding = staticmethod(functional.embedding)
+    silu = staticmethod(functional.silu)
+    relu = staticmethod(torch.relu)
+    gelu = staticmethod(functional.gelu)
+    rsqrt = staticmethod(torch.rsqrt)
+    sqrt = staticmethod(torch.sqrt)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    cos = staticmethod(torch.cos)
+    sin = staticmethod(torch.sin)
+    cross_entropy = staticmethod(functional.cross_entropy)
+    scaled_dot_product_attention = staticmethod(functional.scaled_dot_product_attention)
+
+    def softmax(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Softmax along a dim."""
+        return torch.softmax(x, dim)
+
+    def sum(
+        self, x: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> torch.Tensor:
+        """Sum over dims."""
+        return torch.sum(x, dim, keepdim)
+
+    def mean(
+        self, x: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> torch.Tensor:
+        """Mean over dims."""
+        return torch.mean(x, dim, keepdim)

@@ -1,0 +1,191 @@
+"""Tensors of PyTorch. What torch offers under the same signature is bound as it is, so that a call costs no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
+
+
+class TorchTensorOps:
+    """Implements :class:`hp_platform.protocols.TensorOps`."""
+
+    Tensor = torch.Tensor
+
+    # --- dtypes
+    dtype = staticmethod(resolve)
+
+    def dtype_name(self, dtype: Any) -> str:
+        """Name of a dtype."""
+        return NAME_OF[resolve(dtype)]
+
+    def itemsize(self, dtype: Any) -> int:
+        """Bytes of an element."""
+        return resolve(dtype).itemsize
+
+    def is_floating(self, dtype: Any) -> bool:
+        """Whether it is a floating-point dtype."""
+        return resolve(dtype).is_floating_point
+
+    # --- creation
+    def tensor(self, data: Any, dtype: Any = None, device: str | None = None) -> torch.Tensor:
+        """A new tensor with a copy of ``data``."""
+        wanted = None if dtype is None else resolve(dtype)
+        if isinstance(data, torch.Tensor):
+            return data.detach().to(device=device, dtype=wanted, copy=True)
+        return torch.tensor(data, dtype=wanted, device=device)
+
+    def empty(self, shape: Sequence[int], dtype: Any = None, device: str | None = None) -> torch.Tensor:
+        """Uninitialised memory."""
+        return torch.empty(shape, dtype=torch.float32 if dtype is None else resolve(dtype), device=device)
+
+    def full(
+        self, shape: Sequence[int], value: Any, dtype: Any = None, device: str | None = None
+    ) -> torch.Tensor:
+        """Filled with one value."""
+        return torch.full(
+            shape, value, dtype=torch.float32 if dtype is None else resolve(dtype), device=device
+        )
+
+    def zeros(self, shape: Sequence[int], dtype: Any = None, device: str | None = None) -> torch.Tensor:
+        """Filled with zeros."""
+        return torch.zeros(shape, dtype=torch.float32 if dtype is None else resolve(dtype), device=device)
+
+    def arange(self, start: int, stop: int, dtype: Any = None, device: str | None = None) -> torch.Tensor:
+        """Consecutive numbers."""
+        return torch.arange(
+            start, stop, dtype=torch.int64 if dtype is None else resolve(dtype), device=device
+        )
+
+    zeros_like = staticmethod(torch.zeros_like)
+
+    def clone(self, x: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    # --- movement
+    def cast(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
+        """Another dtype."""
+        return x.to(resolve(dtype))
+
+    def to_device(self, x: torch.Tensor, device: str, non_blocking: bool = False) -> torch.Tensor:
+        """Another device."""
+        return x.to(device, non_blocking=non_blocking)
+
+    def device_of(self, x: torch.Tensor) -> str:
+        """Device with its index."""
+        return str(x.device)
+
+    def to_numpy(self, x: torch.Tensor) -> Any:
+        """A copy on the host."""
+        host = x.detach().to("cpu", torch.float32 if x.dtype in WITHOUT_NUMPY else x.dtype)
+        return host.resolve_conj().resolve_neg().numpy().copy()
+
+    def is_tensor(self, x: Any) -> bool:
+        """Whether it is a torch tensor."""
+        return isinstance(x, torch.Tensor)
+
+    # --- shape
+    reshape = staticmethod(torch.reshape)
+    transpose = staticmethod(torch.transpose)
+    narrow = staticmethod(torch.narrow)
+    cat = staticmethod(torch.cat)
+    contiguous = staticmethod(torch.Tensor.contiguous)
+    is_contiguous = staticmethod(torch.Tensor.is_contiguous)
+    where = staticmethod(torch.where)
+
+    def split(self, x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
+        """Pieces, views of ``x``."""
+        return list(torch.split(x, list(sizes), dim))
+
+    # --- storage
+    def storage_nbytes(self, x: torch.Tensor) -> int:
+        """Bytes of the whole storage."""
+        return x.untyped_storage().nbytes()
+
+    def resize_storage_(self, x: torch.Tensor, nbytes: int) -> None:
+        """Free or get back the memory."""
+        x.untyped_storage().resize_(nbytes)
+
+    data_ptr = staticmethod(torch.Tensor.data_ptr)
+
+    def set_data_(self, x: torch.Tensor, data: torch.Tensor) -> None:
+        """The same object over other memory."""
+        x.data = data
+
+    # --- safe in-place writes
+    def copy_(self, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Write ``value``."""
+        with torch.no_grad():
+            return x.copy_(value)
+
+    def add_(self, x: torch.Tensor, y: Any, alpha: float = 1.0) -> torch.Tensor:
+        """Add in place."""
+        with torch.no_grad():
+            return x.add_(y, alpha=_number_for(x, alpha))
+
+    def mul_(self, x: torch.Tensor, y: Any) -> torch.Tensor:
+        """Multiply in place."""
+        with torch.no_grad():
+            return x.mul_(y)
+
+    def fill_(self, x: torch.Tensor, value: float) -> torch.Tensor:
+        """Fill in place."""
+        with torch.no_grad():
+            return x.fill_(value)
+
+    # --- many tensors. torch refuses empty lists, which are legal here.
+    def foreach_copy_(self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        """Write pairs."""
+        if _same_length(xs, values):
+            with torch.no_grad():
+                torch._foreach_copy_(xs, values)
+
+    def foreach_cast(self, xs: Sequence[torch.Tensor], dtype: Any) -> list[torch.Tensor]:
+        """Cast each."""
+        wanted = resolve(dtype)
+        if any(x.requires_grad for x in xs) and torch.is_grad_enabled():
+            return [x.to(wanted) for x in xs]
+        outs = [x if x.dtype == wanted else torch.empty_like(x, dtype=wanted) for x in xs]
+        changed = [(out, x) for out, x in zip(outs, xs, strict=True) if out is not x]
+        if changed:
+            torch._foreach_copy_([out for out, _ in changed], [x for _, x in changed])
+        return outs
+
+    def foreach_split(
+        self, xs: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]], dim: int = 0
+    ) -> list[list[torch.Tensor]]:
+        """Split each; views."""
+        _same_length(xs, sizes)
+        return [list(torch.split(x, list(s), dim)) for x, s in zip(xs, sizes, strict=True)]
+
+    def foreach_add_(
+        self, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], alpha: float = 1.0
+    ) -> None:
+        """Add pairs in place."""
+        if _same_length(xs, ys):
+            with torch.no_grad():
+                torch._foreach_add_(xs, ys, alpha=_number_for(xs[0], alpha))
+
+    def foreach_mul_(self, xs: Sequence[torch.Tensor], factor: float) -> None:
+        """Multiply each in place."""
+        if xs:
+            with torch.no_grad():
+                torch._foreach_mul_(xs, factor)
+
+
+def _number_for(x: torch.Tensor, number: float) -> float | int:
+    # torch refuses alpha=1.0 for integer tensors although it is a whole number.
+    if x.dtype.is_floating_point or x.dtype.is_complex or not float(number).is_integer():
+        return number
+    return int(number)
+
+
+def _same_length(xs: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether there is anything to do. ValueError if the lists do not pair up."""
+    if len(xs) != len(others):
+        raise ValueError(f"lists must pair up: got {len(xs)} and {len(others)} entries")
+    return len(xs) > 0

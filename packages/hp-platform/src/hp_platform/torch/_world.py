@@ -1,0 +1,134 @@
+"""The world, its groups and its store: torch.distributed's process groups."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hp_platform.torch.device import TorchDevice
+
+_LOST_PEER = re.compile(
+    r"time[d ]?-?\s?out|connection (was |is )?(likely )?(closed|reset|refused|aborted|lost)|closed by (remote )?peer|"
+    r"broken pipe|socket closed|pair closure|failed to (recv|connect|send)|remote process exited|"
+    r"communicator (was|has been) aborted|nccl ?remoteerror|hcclgetcommasyncerror|\bEI000[26]\b",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL, HCCL and the TCP store write when a peer does not come or is gone."""
+
+
+class TorchWorldOps:
+    """Implements the part of :class:`hp_platform.protocols.CommOps` that makes and ends groups."""
+
+    def __init__(self, devices: dict[str, TorchDevice]) -> None:
+        self._devices = devices
+
+    def create_world(
+        self,
+        *,
+        backend: str | None,
+        device_type: str,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        init_method: str | None,
+        store: Any,
+        device_id: Any,
+        options: Any,
+    ) -> tuple[Any, str, Any]:
+        """Join all ranks.
+
+        The ranks meet at ``store``, else at ``init_method``, else at a TCP store of rank 0 on MASTER_ADDR:MASTER_PORT (under
+        torchrun, which runs that store itself, through torch's own ``env://``). RuntimeError where none of them is given.
+        """
+        handle = self._devices[device_type]
+        backend = backend or handle.world_backend
+        if store is None and init_method is None:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                init_method = "env://"
+            else:
+                store = _new_store(rank, world_size, timeout)
+        if device_id is not None:
+            # [Note: no bound device] torch would bind the world to this device and make every later NCCL group by a split
+            # in which all ranks must take part; ours are made by their members alone. Communicators are made at first use.
+            handle.set_current(torch.device(device_id).index or 0)
+        dist.init_process_group(
+            backend,
+            init_method=init_method,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            pg_options=options,
+        )
+        return dist.group.WORLD, backend, dist.distributed_c10d._get_default_store()
+
+    def adopt_world(self) -> tuple[Any, str, Any] | None:
+        """The world that the user made with torch.distributed, if any."""
+        if not dist.is_initialized():
+            return None
+        world = dist.group.WORLD
+        name = dist.get_backend(world)
+        if name not in ("gloo", "nccl", "hccl"):
+            name = dist.get_backend_config(world)
+        return world, name, dist.distributed_c10d._get_default_store()
+
+    def native_ranks(self, group: Any) -> tuple[int, ...]:
+        """Global ranks in the group's order."""
+        return tuple(dist.get_process_group_ranks(group))
+
+    def native_rank(self, group: Any) -> int:
+        """Position of this process in the group."""
+        return group.rank()
+
+    def new_group(self, ranks: Sequence[int], timeout: timedelta, backend: str | None = None) -> Any:
+        """A group made by its members alone."""
+        return dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+
+    def destroy_group(self, group: Any) -> None:
+        """Free one group, or the world."""
+        dist.destroy_process_group(group)
+
+    def is_timeout(self, error: BaseException) -> bool:
+        """Whether a peer was late or lost."""
+        if isinstance(error, (TimeoutError, ConnectionError, dist.DistNetworkError)):
+            return True
+        return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+
+    def store_set(self, store: Any, key: str, value: bytes) -> None:
+        """Publish."""
+        store.set(key, value)
+
+    def store_get(self, store: Any, key: str) -> bytes | None:
+        """Read without waiting."""
+        return store.get(key) if store.check([key]) else None
+
+    # --- what the backend can do
+    def native_reduce_ops(self, device_type: str) -> frozenset[str]:
+        """Reduce operations of the device's backend."""
+        return self._devices[device_type].comm.reduce_ops
+
+    def can_reduce(self, dtype: Any, device_type: str) -> bool:
+        """Whether the device's backend reduces the dtype."""
+        return dtype in self._devices[device_type].comm.reducible
+
+    def can_coalesce(self, device_type: str) -> bool:
+        """Whether several collectives go in one launch."""
+        return self._devices[device_type].comm.coalesces
+
+
+def _new_store(rank: int, world_size: int, timeout: timedelta) -> Any:
+    if world_size == 1:
+        return dist.HashStore()  # nobody to meet: no port is needed
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not address or not port:
+        raise RuntimeError(
+            f"rank {rank} of {world_size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT "
+            "(torchrun and hp_platform.launch.spawn do), or pass init_method or store"
+        )
+    return dist.TCPStore(address, int(port), world_size, is_master=rank == 0, timeout=timeout)

@@ -1,0 +1,48 @@
+"""What the torch backend asks of each of its devices, beyond the public handle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hp_platform.protocols import DeviceHandle
+
+
+@dataclass(frozen=True)
+class CommFacts:
+    """What the communication backend of a device can do."""
+
+    reduce_ops: frozenset[str]
+    """Reduce operations that are right for floating dtypes without our help."""
+    reducible: frozenset[torch.dtype]
+    """Dtypes that can be reduced."""
+    movable: frozenset[torch.dtype]
+    """Dtypes that can be sent as they are; all others travel as their bytes."""
+    coalesces: bool
+    """Whether several collectives go in one launch."""
+    uneven_lists: bool
+    """Whether the list forms of all_gather and reduce_scatter accept tensors of different sizes; else they are padded."""
+
+
+class TorchDevice(DeviceHandle, Protocol):
+    """A device handle of the torch backend."""
+
+    missing: frozenset[str]
+    """Capabilities that tensors of this device lack."""
+    comm: CommFacts
+    world_backend: str
+    """The backend string of a default group made for this device."""
+
+    def why_not(self) -> str:
+        """Why the device is not available, for a message."""
+        ...
+
+    def get_rng_state(self, device: str) -> Any:
+        """State of the generator of ``device``, such as ``"cuda:1"``."""
+        ...
+
+    def set_rng_state(self, state: Any, device: str) -> None:
+        """Put a state back."""
+        ...

@@ -1,0 +1,47 @@
+"""The processor under PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hp_platform.host_device import HostDevice
+from hp_platform.torch.device._base import CommFacts
+
+_GLOO_DTYPES = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int8, torch.uint8,
+    }
+)  # fmt: skip
+
+
+class CpuDevice(HostDevice):
+    """Handle of ``"cpu"``."""
+
+    comm_backend = "gloo"
+    world_backend = "gloo"
+    missing = frozenset({"coalesced", "streams", "memory_stats"})
+    comm = CommFacts(
+        # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.
+        reduce_ops=frozenset({"sum", "max", "min", "prod"}),
+        reducible=_GLOO_DTYPES,
+        movable=_GLOO_DTYPES,
+        coalesces=False,
+        uneven_lists=False,
+    )
+
+    profiler_range = staticmethod(torch.profiler.record_function)
+
+    def why_not(self) -> str:
+        """There is always a processor."""
+        return "it is"
+
+    def get_rng_state(self, device: str) -> Any:
+        """State of the host's generator."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Any, device: str) -> None:
+        """Put a state back."""
+        torch.set_rng_state(state)

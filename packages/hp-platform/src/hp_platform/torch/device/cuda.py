@@ -1,0 +1,55 @@
+"""NVIDIA (and ROCm) devices. The only file that names torch.cuda."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hp_platform.torch.device._accelerator import AcceleratorDevice
+from hp_platform.torch.device._base import CommFacts
+
+_NCCL_DTYPES = frozenset(
+    {
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int8, torch.uint8,
+    }
+)  # fmt: skip
+
+
+class _Event(torch.cuda.Event):
+    def elapsed_ms(self, end: Any) -> float:
+        """Milliseconds to ``end``."""
+        return self.elapsed_time(end)
+
+
+class CudaDevice(AcceleratorDevice):
+    """Handle of ``"cuda"``."""
+
+    name = "cuda"
+    comm_backend = "nccl"
+    world_backend = "cpu:gloo,cuda:nccl"
+    missing: frozenset[str] = frozenset()
+    comm = CommFacts(
+        reduce_ops=frozenset({"sum", "mean", "max", "min", "prod"}),
+        reducible=_NCCL_DTYPES,
+        movable=_NCCL_DTYPES,
+        coalesces=True,
+        uneven_lists=True,
+    )
+
+    def is_available(self) -> bool:
+        """Whether torch sees a device."""
+        return torch.cuda.is_available()
+
+    def why_not(self) -> str:
+        """Which part is missing."""
+        if not torch.backends.cuda.is_built():
+            return f"torch {torch.__version__} was built without CUDA"
+        return "torch sees no CUDA device"
+
+    def _api(self) -> Any:
+        return torch.cuda
+
+    def _event_type(self) -> type:
+        return _Event
