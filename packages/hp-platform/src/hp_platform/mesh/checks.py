@@ -67,15 +67,28 @@ def new_name(given: object, what: str) -> str:
     if not given:
         raise ValueError(f"{what} is empty; give the new dim a name")
     if given == VIRTUAL_DIM:
-        raise ValueError(f"{what} {given!r} is reserved for the virtual last dim of a mesh; choose another name")
+        raise ValueError(
+            f"{what} {given!r} is reserved for the virtual last dim of a mesh; choose another name"
+        )
     return given
+
+
+def slice_names(given: object) -> tuple[str, ...]:
+    """The names of a slice: TypeError unless a str or a tuple of str."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"a mesh is sliced by a name or a tuple of names, such as mesh['dp', 'tp'], not by {names!r}"
+        )
+    return names
 
 
 def integer(given: object, what: str) -> int:
     """TypeError unless an integer (numpy's too); a bool is none."""
-    if isinstance(given, bool) or not hasattr(given, "__index__"):
-        raise TypeError(f"{what} must be an integer, not {given!r}")
-    return operator.index(given)
+    try:
+        return operator.index(given if not isinstance(given, bool) else None)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, not {given!r}") from None
 
 
 def ranks(given: Iterable[object], what: str) -> tuple[int, ...]:
@@ -93,7 +106,9 @@ def ranks(given: Iterable[object], what: str) -> tuple[int, ...]:
 def ranks_of_world(found: tuple[int, ...], world_size: int | None, what: str) -> None:
     """ValueError if a rank is not in the world; nothing is known to be wrong while the world's size is unknown."""
     if world_size is not None and max(found) >= world_size:
-        raise ValueError(f"{what} has the rank {max(found)}, but the world has only the ranks 0 to {world_size - 1}")
+        raise ValueError(
+            f"{what} has the rank {max(found)}, but the world has only the ranks 0 to {world_size - 1}"
+        )
 
 
 def rank_array(given: Any, virtual_last: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -104,7 +119,9 @@ def rank_array(given: Any, virtual_last: bool) -> tuple[tuple[int, ...], tuple[i
     if hasattr(given, "tolist") and hasattr(given, "shape"):  # numpy, torch and MindSpore arrays
         given = given.tolist()
         if not isinstance(given, list):
-            raise ValueError(f"mesh is the 0-d array {given!r}; a mesh has at least one dim, give for example [{given!r}]")
+            raise ValueError(
+                f"mesh is the 0-d array {given!r}; a mesh has at least one dim, give for example [{given!r}]"
+            )
     if not isinstance(given, (list, tuple)):
         raise TypeError(
             f"mesh must be a nested list or tuple, a numpy array or a tensor of global ranks, not {type(given).__name__}"
@@ -128,7 +145,9 @@ def rank_array(given: Any, virtual_last: bool) -> tuple[tuple[int, ...], tuple[i
 def _nested_shape(given: Sequence[Any]) -> tuple[int, ...]:
     inner = [_nested_shape(entry) if isinstance(entry, (list, tuple)) else () for entry in given]
     if len(set(inner)) > 1:
-        raise ValueError(f"mesh is ragged: its rows have the shapes {sorted(set(inner))}; give rows of one shape")
+        raise ValueError(
+            f"mesh is ragged: its rows have the shapes {sorted(set(inner))}; give rows of one shape"
+        )
     return (len(given), *(inner[0] if inner else ()))
 
 
