@@ -24,6 +24,8 @@ class CommFacts:
     """Whether several collectives go in one launch."""
     uneven_lists: bool
     """Whether the list forms of all_gather and reduce_scatter accept tensors of different sizes; else they are padded."""
+    scatters_by_exchange: bool = False
+    """Whether reduce_scatter is an all_to_all and a local reduction, because the backend's own one is worse."""
 
 
 class TorchDevice(DeviceHandle, Protocol):

@@ -30,6 +30,7 @@ class CpuDevice(HostDevice):
         movable=_GLOO_DTYPES,
         coalesces=False,
         uneven_lists=False,
+        scatters_by_exchange=True,
     )
 
     profiler_range = staticmethod(torch.profiler.record_function)
