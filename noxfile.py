@@ -43,6 +43,13 @@ def tests_tools(session: nox.Session) -> None:
     environments.run(session, environment, "-m", "pytest", *house.TESTED_TOOLS, *session.posargs)
 
 
+@nox.session(name="tests-npu-emulator-npu", tags=["npu-emulator", "npu"])
+def tests_npu_emulator(session: nox.Session) -> None:
+    """Tests of the emulated CANN under the real torch_npu."""
+    environment = environments.ensure(session, "npu")
+    environments.run(session, environment, "-m", "pytest", "tools/npu_emulator/tests", *session.posargs)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site; a warning is an error."""

@@ -26,12 +26,16 @@ BUILD = ("hatchling>=1.26", "editables>=0.5")
 
 @dataclass(frozen=True)
 class Environment:
-    """What one shared environment holds, and the variables its processes get."""
+    """What one shared environment holds, and the variables its processes get.
+
+    `prepare` is a command for its interpreter, run before each use; it does nothing when there is nothing to do.
+    """
 
     name: str
     requirements: tuple[str, ...]
     requirements_without_dependencies: tuple[str, ...] = ()
     local_tools: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -45,16 +49,23 @@ class Environment:
         return str(self.path / "bin" / "python")
 
 
+def _cpp_compiler() -> tuple[str, ...]:
+    """What brings a C++ compiler where the machine has none."""
+    has_one = "CXX" in os.environ or any(map(shutil.which, ("g++", "c++", "clang++")))
+    return () if has_one else ("ziglang>=0.13,<0.18",)
+
+
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
         Environment("torch", (TORCH, "numpy")),
         Environment(
             "npu",
-            (TORCH, "numpy", "pyyaml"),
+            (TORCH, "numpy", "pyyaml", *_cpp_compiler()),
             # torch is already there, and pip shall not have a second opinion about it.
             requirements_without_dependencies=("torch-npu==2.13.0",),
             local_tools=("tools/npu_emulator",),
+            prepare=("-m", "npu_emulator.build"),
             # Without CANN torch_npu does not import, so torch must not load it by itself; the emulator does.
             variables={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "NPU_EMULATOR": "1"},
         ),
@@ -99,6 +110,8 @@ def ensure(session: nox.Session, name: str) -> Environment:
             _pip_install(session, environment, "--no-build-isolation", "--no-deps", "-e", str(ROOT / tool))
         packages_stamp.write_text(packages)
 
+    if environment.prepare:
+        session.run(environment.python, *environment.prepare, external=True, silent=True)
     return environment
 
 
@@ -146,7 +159,11 @@ def _stamps(environment: Environment) -> tuple[str, str]:
     metadata = [
         file.read_text()
         for project in projects
-        for file in (project / "pyproject.toml", *sorted(project.glob("src/*/__about__.py")))
+        for file in (
+            project / "pyproject.toml",
+            *sorted(project.glob("*.pth")),
+            *sorted(project.glob("src/*/__about__.py")),
+        )
     ]
     return _hash(base), _hash((*base, *metadata))
 

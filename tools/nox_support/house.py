@@ -22,7 +22,7 @@ TESTED_BACKENDS = {
 
 PACKAGES = tuple(TESTED_BACKENDS)
 
-# The tools that are tested in the environment of the tools; the emulated NPU has its own session's environment.
+# The tools that are tested in the environment of the tools; the emulated NPU is tested in that of npu.
 TESTED_TOOLS = ("tools/bench/tests", "tools/lint/tests", "tools/nox_support/tests")
 
 
