@@ -22,7 +22,7 @@ from hp_platform.launch._errors import (
 )
 from hp_platform.launch._ports import free_adjacent_ports
 from hp_platform.launch._transport import dumps, loads
-from hp_platform.launch._worker_process import WorkerProcess, end_all
+from hp_platform.launch._worker_process import STACKS_SECONDS, WorkerProcess, end_all
 from hp_platform.platform import ENVIRONMENT_VARIABLE
 
 TICK_SECONDS = 0.05
@@ -138,7 +138,7 @@ class WorkerGroup:
         waiting = {worker.connection: worker for worker in self._workers}
         while waiting and time.monotonic() < settle_at:
             if not failures and timeout is not None and time.monotonic() > started + timeout:
-                raise _timeout_error(list(waiting.values()), len(self._workers), verb, timeout)
+                raise _timeout_error(list(waiting.values()), list(answers), verb, timeout)
             ready = multiprocessing.connection.wait(list(waiting), TICK_SECONDS)
             for connection, worker in list(waiting.items()):
                 if connection not in ready and (worker.exit_code() is None or connection.poll()):
@@ -165,14 +165,22 @@ def _receive(worker: WorkerProcess) -> tuple[str, Any]:
     return kind, answer
 
 
-def _timeout_error(late: Sequence[WorkerProcess], total: int, verb: str, seconds: float) -> WorkerTimeoutError:
+def _timeout_error(
+    late: Sequence[WorkerProcess], returned: Sequence[int], verb: str, seconds: float
+) -> WorkerTimeoutError:
     for worker in late:
         worker.request_stacks()
-    stacks = {worker.rank: worker.stacks() for worker in late}
-    names = ", ".join(str(rank) for rank in stacks)
-    lines = [f"{'rank' if len(late) == 1 else 'ranks'} {names} of {total} did not {verb} within {seconds:g} s"]
+    deadline = time.monotonic() + STACKS_SECONDS
+    stacks = {worker.rank: worker.stacks(deadline) for worker in late}
+    names = ", ".join(map(str, stacks))
+    total = len(late) + len(returned)
+    lines = [
+        f"{'rank' if len(late) == 1 else 'ranks'} {names} of {total} did not {verb} within {seconds:g} s"
+    ]
     for rank, text in stacks.items():
         lines.extend(["", f"rank {rank}:", text])
+    if returned:
+        lines.extend(["", "other ranks:", *(f"  rank {rank} had returned" for rank in sorted(returned))])
     return WorkerTimeoutError("\n".join(lines), rank=late[0].rank, traceback=stacks[late[0].rank])
 
 

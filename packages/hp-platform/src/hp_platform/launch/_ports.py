@@ -21,7 +21,9 @@ def free_adjacent_ports() -> int:
         port = generator.randrange(FIRST, LAST, 2)
         if _is_free(port) and _is_free(port + 1):
             return port
-    raise RuntimeError(f"no two adjacent free ports found on 127.0.0.1 between {FIRST} and {LAST} in {ATTEMPTS} attempts")
+    raise RuntimeError(
+        f"no two adjacent free ports found on 127.0.0.1 between {FIRST} and {LAST} in {ATTEMPTS} attempts"
+    )
 
 
 def _is_free(port: int) -> bool:

@@ -46,7 +46,7 @@ def spawn(
     """
     if not callable(fn):
         raise TypeError(f"spawn runs a function; it got {fn!r}, which cannot be called")
-    if isinstance(num_processes, bool) or not isinstance(num_processes, int) or num_processes < 1:
+    if type(num_processes) is not int or num_processes < 1:
         raise ValueError(f"num_processes={num_processes!r}: give the number of processes to start, 1 or more")
     with WorkerGroup(num_processes, env=env, start_grace=start_grace) as group:
         try:

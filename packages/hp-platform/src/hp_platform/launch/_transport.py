@@ -37,12 +37,12 @@ def _pickle(value: Any) -> bytes:
 
     reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        # cloudpickle forgets which file a function comes from; tracebacks shall show its lines.
-        dispatch_table = ChainMap({CodeType: lambda code: _reduce_code(reduce_code, code)}, cloudpickle.Pickler.dispatch_table)
-
     buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
+    pickler = cloudpickle.Pickler(buffer)
+    # cloudpickle forgets which file a function comes from; tracebacks shall show its lines.
+    with_filename = {CodeType: functools.partial(_reduce_code, reduce_code)}
+    pickler.dispatch_table = ChainMap(with_filename, cloudpickle.Pickler.dispatch_table)
+    pickler.dump(value)
     return buffer.getvalue()
 
 
@@ -89,5 +89,5 @@ def _find(name: str, path: Any) -> importlib.machinery.ModuleSpec | None:
         find = getattr(finder, "find_spec", None)
         spec = find(name, path) if find is not None else None
         if spec is not None:
-            return spec  # type: ignore[no-any-return]
+            return spec
     return None

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -32,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 def main(connection: Connection, boot: dict[str, Any]) -> NoReturn:
     """Serve until told to exit. ``boot`` is what :class:`WorkerProcess` has sent first."""
     _die_with(boot["parent_pid"])
-    stacks = open(boot["stacks_file"], "a")  # noqa: SIM115 - faulthandler writes to it until the process ends
+    stacks = Path(boot["stacks_file"]).open("a")  # noqa: SIM115 - faulthandler writes to it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     sys.argv = boot["argv"]
@@ -84,11 +85,14 @@ def _progress() -> str:
     if world is None or world.tables is None:
         return ""
     busy = [group for group in list(world.tables.groups.values()) if group.num_launches > 0]
-    return "; ".join(f"last collective: {g.last_kind} number {g.num_launches} on {g.describe()}" for g in busy)
+    return "; ".join(
+        f"last collective: {g.last_kind} number {g.num_launches} on {g.describe()}" for g in busy
+    )
 
 
 def _run(rank: int, payload: bytes) -> tuple[str, Any]:
     __tracebackhide__ = True
+    answer: tuple[str, Any]
     try:
         function, args, kwargs = loads(payload)
         answer = ("result", dumps(function(*args, **kwargs)))

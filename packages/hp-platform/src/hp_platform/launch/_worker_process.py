@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -24,7 +25,9 @@ TERMINATE_SECONDS = 1.0
 """Between the polite signal and the other one."""
 STACKS_SECONDS = 2.0
 """How long to wait for a worker to write its stacks."""
-CONTROL_THREAD = "_answer_questions"
+OWN_THREADS = ("in _answer_questions", "hp_platform/diagnosis.py")
+"""What the stacks of the library's own background threads contain; they say nothing about a hang."""
+OWN_FRAME = "hp_platform/launch/_worker.py"
 
 
 class WorkerProcess:
@@ -36,7 +39,14 @@ class WorkerProcess:
         self._stacks_file = folder / f"rank{rank}.stacks"
         ours, theirs = socket.socketpair()
         self._control, their_control = socket.socketpair()
-        command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-u", "-c", _BOOTSTRAP, str(theirs.fileno())]
+        command = [
+            sys.executable,
+            *(f"-W{option}" for option in sys.warnoptions),
+            "-u",
+            "-c",
+            _BOOTSTRAP,
+            str(theirs.fileno()),
+        ]
         with theirs, their_control:
             output = self.output_file.open("ab") if capture else None
             try:
@@ -118,32 +128,43 @@ class WorkerProcess:
     def request_stacks(self) -> None:
         """Ask for the stacks of all threads; :meth:`stacks` reads them."""
         self._stacks_file.write_text("")
-        self._control.settimeout(STACKS_SECONDS)
         if self.exit_code() is None:
             os.kill(self.pid, STACKS_SIGNAL)
 
-    def stacks(self) -> str:
-        """The stacks that the worker has written since :meth:`request_stacks`, after the collective that it started last."""
-        deadline = time.monotonic() + STACKS_SECONDS
+    def stacks(self, deadline: float) -> str:
+        """The stacks that the worker has written since :meth:`request_stacks`, after the collective that it started last.
+
+        ``deadline`` of the monotonic clock: how long to wait for them.
+        """
         text = ""
         while time.monotonic() < deadline:
             before, text = text, self._read_stacks()
             if text and text == before:
                 break
             time.sleep(0.05)
-        return "\n".join(filter(None, (self._progress(), text or "it does not even write its stacks")))
+        return "\n".join(
+            filter(None, (self._progress(deadline), text or "it does not even write its stacks"))
+        )
 
-    def _progress(self) -> str:
+    def _progress(self, deadline: float) -> str:
+        self._control.settimeout(max(0.1, deadline - time.monotonic()))
         try:
             self._control.sendall(b"?")
             return self._control.recv(1 << 16).decode().strip()
         except (TimeoutError, ConnectionError):
-            return "it does not answer: its main thread holds the interpreter's lock, or the process is stopped"
+            return (
+                "it does not answer: its main thread holds the interpreter's lock, or the process is stopped"
+            )
 
     def _read_stacks(self) -> str:
         text = self._stacks_file.read_text(errors="replace") if self._stacks_file.exists() else ""
-        threads = text.strip().split("\n\n")
-        return "\n\n".join(thread for thread in threads if CONTROL_THREAD not in thread)
+        threads = [
+            # Below our own frame there is only what started it.
+            "\n".join(itertools.takewhile(lambda line: OWN_FRAME not in line, thread.splitlines()))
+            for thread in text.strip().split("\n\n")
+            if not any(own in thread for own in OWN_THREADS)
+        ]
+        return "\n\n".join(threads)
 
 
 def end_all(workers: Iterable[WorkerProcess]) -> None:

@@ -1,0 +1,212 @@
+"""The backends that tests run on: what each needs, whether it can run here, and which ones a run asks for.
+
+The only file of the harness that may tell backends apart by their names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hp_platform.launch import WorkerError
+from hp_platform.launch._group import WorkerGroup
+from hp_platform.platform import ENVIRONMENT_VARIABLE, get_platform
+
+SELECT_VARIABLE = "HP_TEST_BACKENDS"
+REQUIRE_VARIABLE = "HP_REQUIRE_BACKENDS"
+SCALE_VARIABLE = "HP_TEST_TIMEOUT_SCALE"
+PROBE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A framework on a kind of device."""
+
+    name: str
+    device_type: str
+    communication: str
+    """The communication library, for the report's header; empty on ``plain``, which has no world."""
+    modules: tuple[str, ...] = ()
+    """What must be installed; the first is also the name of the extra's framework."""
+    extra: str = ""
+    device_file: str = ""
+    """A file that exists where there is such a device; looked at before a process is started to count devices."""
+    emulated_by: str = ""
+    """The variable whose being set means that the device is emulated, so that ``device_file`` is not needed."""
+    usual_max_size: int | None = None
+    """Tests of more ranks run on this many unless they insist: slow backends."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the workers."""
+
+
+_TORCH = {ENVIRONMENT_VARIABLE: "torch", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+"""torch_npu is imported by whoever wants it: loaded by itself, it breaks `import torch` where there is no CANN."""
+
+BACKENDS: Mapping[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend("torch", "cpu", "gloo", ("torch",), "torch", environment=_TORCH),
+        Backend(
+            "cuda", "cuda", "nccl", ("torch",), "torch", device_file="/dev/nvidiactl", environment=_TORCH
+        ),
+        Backend(
+            "npu",
+            "npu",
+            "hccl",
+            ("torch", "torch_npu"),
+            "npu",
+            device_file="/dev/davinci_manager",
+            emulated_by="NPU_EMULATOR",
+            usual_max_size=2,
+            environment=_TORCH,
+        ),
+        # Waiting ranks spin: more than two of them slow a small machine down for all.
+        # GLOG_v=3: errors only; MindSpore's dozens of warnings per process would bury a test's own output.
+        Backend(
+            "mindspore",
+            "cpu",
+            "mccl",
+            ("mindspore",),
+            "mindspore",
+            usual_max_size=2,
+            environment={ENVIRONMENT_VARIABLE: "mindspore", "GLOG_v": "3"},
+        ),
+    )
+}
+"""The backends that ``backends=None`` means, and whose names the variables take."""
+
+PLAIN = Backend("plain", "cpu", "")
+"""No framework and no world, only processes: for tests of what stands below them. Always there, never selected by a variable."""
+
+
+def known(name: str) -> Backend:
+    """The backend called ``name``. ValueError for another name."""
+    if name == PLAIN.name:
+        return PLAIN
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; known ones are {', '.join([*BACKENDS, PLAIN.name])}")
+    return BACKENDS[name]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The backends of one run."""
+
+    running: tuple[str, ...]
+    """Those that tests run on."""
+    absent: Mapping[str, str]
+    """Those that do not run, with the reason."""
+    named: frozenset[str]
+    """Those that ``HP_TEST_BACKENDS`` names; their absent tests are shown as skipped. Empty: the variable is not set."""
+    required: frozenset[str]
+    devices: Mapping[str, int]
+    """How many devices the backends on accelerators have."""
+
+    def header(self) -> list[str]:
+        """Lines for the report's head."""
+        shown = [self._describe(BACKENDS[name]) for name in self.running]
+        lines = [f"backends: {', '.join(shown) or 'none'}"]
+        lines.extend(f"backend {name} does not run: {reason}" for name, reason in self.absent.items())
+        return lines
+
+    def _describe(self, backend: Backend) -> str:
+        if backend.name not in self.devices:
+            return f"{backend.name} ({backend.device_type}, {backend.communication})"
+        emulated = "emulated " if backend.emulated_by and os.environ.get(backend.emulated_by) else ""
+        return f"{backend.name} ({self.devices[backend.name]} {emulated}devices, {backend.communication})"
+
+
+def select(variables: Mapping[str, str]) -> Selection:
+    """Read ``HP_TEST_BACKENDS`` and ``HP_REQUIRE_BACKENDS`` (names with commas) and look what can run here.
+
+    Unset, the first means all backends that can run. ValueError for unknown names, for a required backend that is not
+    among the named ones, and for a required one that cannot run here.
+    """
+    named = _names(variables, SELECT_VARIABLE)
+    required = _names(variables, REQUIRE_VARIABLE)
+    left_out = [name for name in required if named and name not in named]
+    if left_out:
+        raise ValueError(
+            f"{REQUIRE_VARIABLE} requires {', '.join(left_out)}, but {SELECT_VARIABLE}={variables[SELECT_VARIABLE]!r} "
+            f"leaves it out: name it there too, or do not require it"
+        )
+    running, absent, devices = [], {}, {}
+    for name in named or BACKENDS:
+        backend = BACKENDS[name]
+        reason = _missing(backend)
+        if reason is None and backend.device_file:
+            devices[name], reason = _count_devices(backend)
+        if reason is None:
+            running.append(name)
+        else:
+            absent[name] = reason
+            devices.pop(name, None)
+    for name in required:
+        if name in absent:
+            raise ValueError(f"{REQUIRE_VARIABLE} requires {name}, which cannot run here: {absent[name]}")
+    return Selection(tuple(running), absent, frozenset(named), frozenset(required), devices)
+
+
+def timeout_scale(variables: Mapping[str, str]) -> float:
+    """The factor ``HP_TEST_TIMEOUT_SCALE`` on all time limits; 1 if it is not set. ValueError unless it is a positive number."""
+    text = variables.get(SCALE_VARIABLE, "").strip() or "1"
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale < float("inf"):
+        raise ValueError(f"{SCALE_VARIABLE}={text!r}: give a positive number, such as 2 for a slow machine")
+    return scale
+
+
+def prepare_worker(backend: Backend) -> None:
+    """What a backend wants once per worker process, before its first test."""
+    if backend.name == "mindspore":
+        # Errors of asynchronous kernels would surface in a later, innocent test.
+        importlib.import_module("hp_platform.mindspore").launch_blocking()
+
+
+def _names(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    names = tuple(
+        dict.fromkeys(name.strip() for name in variables.get(variable, "").split(",") if name.strip())
+    )
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown:
+        raise ValueError(
+            f"{variable}: unknown backend {', '.join(map(repr, unknown))}; known ones are {', '.join(BACKENDS)}"
+        )
+    return names
+
+
+def _missing(backend: Backend) -> str | None:
+    for module in backend.modules:
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed: pip install 'hp-platform[{backend.extra}]'"
+    emulated = backend.emulated_by and os.environ.get(backend.emulated_by)
+    if backend.device_file and not emulated and not Path(backend.device_file).exists():
+        or_emulated = f", and {backend.emulated_by} is not set" if backend.emulated_by else ""
+        return f"this machine has no such device ({backend.device_file} does not exist{or_emulated})"
+    return None
+
+
+def _count_devices(backend: Backend) -> tuple[int, str | None]:
+    """Ask in a process of its own: the pytest process must not take a context on the device."""
+    try:
+        with WorkerGroup(1, env=backend.environment, capture=True) as group:
+            try:
+                (count,) = group.call(count_devices, (backend.device_type,), timeout=PROBE_SECONDS)
+            finally:
+                group.discard()
+    except WorkerError as error:
+        return 0, f"counting its devices failed: {error}"
+    return count, None if count else "the framework sees no such device"
+
+
+def count_devices(device_type: str) -> int:
+    """How many devices of a kind this process sees; 0 if the kind is not available."""
+    platform = get_platform()
+    return platform.device(device_type).count() if device_type in platform.device_types() else 0
