@@ -34,7 +34,11 @@ def mesh_from_groups(given: Any, device_type: str, mesh: Any, names: tuple[str, 
                 f"dim {dim} of {made} joins rank {made.rank} with the ranks {shown(line)}, but its group is the "
                 f"{group.describe()}; give the group of that dim that holds this rank"
             )
-    process_groups.mark_created_groups(groups)
+    known = process_groups.get_world().tables
+    assert known is not None
+    process_groups.mark_created_groups(
+        [group for group in groups if known.groups.get(group.ranks) is not group]
+    )
     return made
 
 
