@@ -60,6 +60,7 @@ class WorkerGroup:
             self._collect("start", start_grace)
         except BaseException:
             self.kill()
+            self.discard()
             raise
 
     def __enter__(self) -> WorkerGroup:

@@ -10,7 +10,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 def dumps(value: Any) -> bytes:
@@ -37,12 +37,14 @@ def _pickle(value: Any) -> bytes:
 
     reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
-    buffer = io.BytesIO()
-    pickler = cloudpickle.Pickler(buffer)
     # cloudpickle forgets which file a function comes from; tracebacks shall show its lines.
     with_filename = {CodeType: functools.partial(_reduce_code, reduce_code)}
-    pickler.dispatch_table = ChainMap(with_filename, cloudpickle.Pickler.dispatch_table)
-    pickler.dump(value)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar[Any] = ChainMap(with_filename, cloudpickle.Pickler.dispatch_table)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 

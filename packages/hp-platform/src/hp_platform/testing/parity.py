@@ -80,40 +80,59 @@ def _compare_arrays(
                 raise AssertionError(
                     f"{name}: {side} is NaN in {int(np.isnan(values).sum())} of {values.size} elements, first at {where}; {facts}"
                 )
-    if exact and is_inexact:
-        bits = f"V{x.dtype.itemsize}"  # -0.0 and 0.0 are equal numbers but not equal bits
-        differ = np.ascontiguousarray(x).view(bits) != np.ascontiguousarray(y).view(bits)
-        rule = "bit by bit"
-    elif exact or not is_inexact:
+    if not is_inexact:
         differ = x != y
         rule = "exactly"
+    elif exact:
+        differ = _bytes_differ(x, y)
+        rule = "bit by bit"
     else:
+        differ = _outside(_wide(x), _wide(y), rtol, atol)
         rule = f"within rtol={rtol:g}, atol={atol:g}"
-        with np.errstate(invalid="ignore"):
-            differ = (x != y) & ~(np.abs(x - y) <= atol + rtol * np.abs(y))
-        # An infinite expected value would make any tolerance infinite.
-        differ = differ | ((x != y) & ~(np.isfinite(x) & np.isfinite(y)))
-    differ = np.reshape(differ, x.shape)
     if not differ.any():
         return
     raise AssertionError(f"{name}: not equal {rule}; {_worst(x, y, differ)}; {facts}")
 
 
+def _outside(x: Any, y: Any, rtol: float, atol: float) -> Any:
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        close = np.abs(x - y) <= atol + rtol * np.abs(y)
+    # An infinite expected value would make any tolerance infinite.
+    return (x != y) & ~(close & np.isfinite(x) & np.isfinite(y))
+
+
+def _bytes_differ(x: Any, y: Any) -> Any:
+    """Elementwise; -0.0 and 0.0 are equal numbers, but not equal bits."""
+    import numpy as np
+
+    width = x.dtype.itemsize
+    x_bytes, y_bytes = (np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(-1, width) for a in (x, y))
+    return (x_bytes != y_bytes).any(axis=1).reshape(x.shape)
+
+
+def _wide(x: Any) -> Any:
+    """Wide enough that computing the difference adds nothing to it."""
+    import numpy as np
+
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
 def _worst(x: Any, y: Any, differ: Any) -> str:
     import numpy as np
 
-    wide = np.complex128 if x.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", divide="ignore"):
-        absolute = np.where(differ, np.abs(x.astype(wide) - y.astype(wide)), 0.0)
-        relative = np.where(differ, absolute / np.abs(y.astype(wide)), 0.0)
-    # inf - inf is NaN, which max() would hide behind.
-    absolute = np.where(np.isnan(absolute), np.inf, absolute)
-    relative = np.where(np.isnan(relative), np.inf, relative)
-    index = np.unravel_index(int(np.argmax(np.where(differ, absolute, -1.0))), x.shape)
+        absolute = np.abs(_wide(x) - _wide(y))
+        relative = absolute / np.abs(_wide(y))
+    # inf - inf is NaN, which max() would hide behind; what does not differ shall not win.
+    absolute = np.where(differ, np.where(np.isnan(absolute), np.inf, absolute), -1.0)
+    relative = np.where(differ, np.where(np.isnan(relative), np.inf, relative), -1.0)
+    index = np.unravel_index(int(np.argmax(absolute)), x.shape)
     where = tuple(int(i) for i in index)
     return (
-        f"{int(differ.sum())} of {x.size} elements differ; largest difference {absolute.max():.6g} "
-        f"(relative {relative.max():.6g}) at {where}: actual {x[index]!r}, expected {y[index]!r}"
+        f"{int(differ.sum())} of {x.size} elements differ; largest difference {absolute.max():.6g} at {where} "
+        f"(actual {x[index].item()!r}, expected {y[index].item()!r}), largest relative difference {relative.max():.6g}"
     )
 
 
