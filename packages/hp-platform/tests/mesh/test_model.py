@@ -226,6 +226,17 @@ def test_dims_of_size_one_are_told_apart() -> None:
         DeviceMesh.concatenate([parts["outer"], mesh["a"]])
 
 
+def test_a_dim_of_size_one_stays_in_what_it_was_flattened_to() -> None:
+    mesh = init_device_mesh("cpu", (1, 2, 4), ("a", "b", "c"), _rank=5)
+    # No step leads along a, so a and c follow each other although b lies between them.
+    outer = mesh["a", "c"].flatten("outer")
+    assert_same(mesh["outer", "b"], np.arange(8).reshape(2, 4).T, 5)
+    parts = outer.unflatten("outer", (2, 2), ("x", "y"))
+    with pytest.raises(RuntimeError, match="dims 'x' and 'a' overlap"):
+        DeviceMesh.concatenate([parts["x"], mesh["a"]])
+    assert DeviceMesh.concatenate([parts["y"], mesh["a"]]).mesh_dim_names == ("a", "y")
+
+
 def test_parts_of_two_splittings_join_if_their_steps_do_not_cross() -> None:
     mesh = init_device_mesh("cpu", (8,), ("dp",), _rank=5)
     two_four, four_two = mesh.unflatten("dp", (2, 4), ("a", "b")), mesh.unflatten("dp", (4, 2), ("c", "d"))

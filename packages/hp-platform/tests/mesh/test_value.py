@@ -135,6 +135,16 @@ def test_a_pickled_mesh_holds_its_ranks_on_every_other_rank(join: Join) -> None:
         DeviceMesh.concatenate([again["dp"], sub])
 
 
+def test_slices_of_a_mesh_seen_from_outside_lie_in_it(join: Join) -> None:
+    join(0, 8)
+    written = pickle.dumps(init_device_mesh("cpu", (2, 2, 2), ("pp", "dp", "tp"))["dp", "tp"])
+    join(7, 8)
+    sub = pickle.loads(written)
+    assert sub.rank_list == (0, 1, 2, 3)
+    assert sub["dp"].rank_list == (0, 2)
+    assert sub["dp"].get_coordinate() is None
+
+
 def test_a_mesh_unpickled_outside_of_a_job_says_that_it_knows_no_rank() -> None:
     mesh = init_device_mesh("cpu", (2, 2), ("dp", "tp"), _rank=1)
     again = pickle.loads(pickle.dumps(mesh))
