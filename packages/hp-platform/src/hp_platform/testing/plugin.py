@@ -43,7 +43,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return config.stash[_SELECTION].header()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")  # hypothesis refuses tests with fixtures of function scope
 def world(request: pytest.FixtureRequest) -> Case:
     """In the pytest process the case; the workers give the test function a :class:`hp_platform.testing.World` instead."""
     if not isinstance(getattr(request, "param", None), Case):
@@ -66,7 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         is_skipped = case.absence and case.backend not in selection.required
         marks = [pytest.mark.skip(reason=f"{case.backend}: {case.absence}")] if is_skipped else []
         found.append(pytest.param(case, id=case.id, marks=marks))
-    metafunc.parametrize("world", found, indirect=True)
+    metafunc.parametrize("world", found, indirect=True, scope="function")
 
 
 @pytest.hookimpl(tryfirst=True)
