@@ -56,17 +56,19 @@ _KEPT = {
 # Composite operators for which torch_npu has an autograd formula of its own, in C++ and straight to aclnn kernels,
 # which are not emulated. They take PyTorch's decomposition instead.
 _DECOMPOSED = (
-    "argsort",
     "contiguous",
     "kl_div",
     "l1_loss",
     "matmul",
-    "one_hot",
     "repeat_interleave.self_Tensor",
     "repeat_interleave.self_int",
     "scaled_dot_product_attention",
     "softmax.int",
 )
+
+# The same for integer results, which need no autograd: the CPU operator as a whole. PyTorch's decomposition of
+# `one_hot` calls operators without an NPU kernel, which torch_npu's formula does not.
+_WHOLE = ("argsort", "argsort.stable", "one_hot")
 
 _library = torch.library.Library("aten", "IMPL")
 
@@ -84,11 +86,11 @@ def install() -> None:
             _library.impl(name, _kernel(operator), _KEY, allow_override=True)
     for name, copy in _COPIES.items():
         _library.impl(name, copy, _KEY, allow_override=True)
-    for name in _DECOMPOSED:
-        operator = _operator(name)
-        if operator is not None and _has_kernel(operator, "CompositeImplicitAutograd"):
-            for key in ("AutogradPrivateUse1", _KEY):
-                _library.impl(name, operator.decompose, key, allow_override=True)
+    composites = {name: operator.decompose for name in _DECOMPOSED if (operator := _operator(name)) is not None}
+    composites |= {name: _kernel(operator) for name in _WHOLE if (operator := _operator(name)) is not None}
+    for name, function in composites.items():
+        for key in ("AutogradPrivateUse1", _KEY):
+            _library.impl(name, function, key, allow_override=True)
 
 
 def _operator(name: str) -> Any:
@@ -97,10 +99,6 @@ def _operator(name: str) -> Any:
         return getattr(getattr(torch.ops.aten, base), overload or "default")
     except (AttributeError, RuntimeError):  # listed by the dispatcher, not offered to Python
         return None
-
-
-def _has_kernel(operator: Any, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, key)
 
 
 def _returns_view(operator: Any) -> bool:
