@@ -4,13 +4,15 @@ An environment is made in two steps, each with its own stamp. The base is the fr
 thrown away and made anew when its requirements or the interpreter change, so that nothing of the old ones stays. The
 packages of this repository are installed editable on top: seconds, and only when their metadata changes.
 
-[Note: why torch is pinned] An unpinned torch is the newest one, whose build for CUDA pip prefers. torch_npu 2.13.0
-pairs with torch 2.13 only, and refuses to load beside a torch that was built for another accelerator.
+[Note: why torch is pinned] torch_npu 2.13.0 pairs with torch 2.13 only, and an unpinned torch is the newest one. The
+pin alone is not enough for npu: on Linux the 2.13.0 of PyPI is built for CUDA, beside which torch_npu ends the process
+when it loads. So npu asks for the CPU build by name, and for PyTorch's own index where pip does not find it otherwise.
 """
 
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ import nox
 from nox_support.house import PACKAGES, ROOT
 
 TORCH = "torch==2.13.0"  # [Note: why torch is pinned]
+TORCH_FOR_CPU = "torch==2.13.0+cpu"
+INDEX_OF_CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # hatchling builds our packages inside the environment: nine isolated builds would take a minute.
 BUILD = ("hatchling>=1.26", "editables>=0.5")
 
@@ -28,12 +32,13 @@ BUILD = ("hatchling>=1.26", "editables>=0.5")
 class Environment:
     """What one shared environment holds, and the variables its processes get.
 
-    `prepare` is a command for its interpreter, run before each use; it does nothing when there is nothing to do.
+    `fallback_index` is asked as well if pip does not find the requirements where it looks by itself. `prepare` is a command for its interpreter, run before each use; it does nothing when there is nothing to do.
     """
 
     name: str
     requirements: tuple[str, ...]
     requirements_without_dependencies: tuple[str, ...] = ()
+    fallback_index: str | None = None
     local_tools: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
@@ -61,7 +66,8 @@ ENVIRONMENTS = {
         Environment("torch", (TORCH, "numpy")),
         Environment(
             "npu",
-            (TORCH, "numpy", "pyyaml", *_cpp_compiler()),
+            (TORCH_FOR_CPU, "numpy", "pyyaml", *_cpp_compiler()),
+            fallback_index=INDEX_OF_CPU_BUILDS,
             # torch is already there, and pip shall not have a second opinion about it.
             requirements_without_dependencies=("torch-npu==2.13.0",),
             local_tools=("tools/npu_emulator",),
@@ -98,7 +104,7 @@ def ensure(session: nox.Session, name: str) -> Environment:
         session.log(f"making {environment.path.relative_to(ROOT)} with {', '.join(environment.requirements)}")
         shutil.rmtree(environment.path, ignore_errors=True)
         session.run(sys.executable, "-m", "venv", str(environment.path), external=True, silent=True)
-        _pip_install(session, environment, *BUILD, *environment.requirements)
+        _install_requirements(session, environment)
         if environment.requirements_without_dependencies:
             _pip_install(session, environment, "--no-deps", *environment.requirements_without_dependencies)
         base_stamp.write_text(base)
@@ -138,10 +144,25 @@ def _editable_packages() -> list[str]:
     ]
 
 
+def _install_requirements(session: nox.Session, environment: Environment) -> None:
+    arguments = [*BUILD, *environment.requirements]
+    if environment.fallback_index is not None:
+        # A requirement that is not found fails before anything is downloaded, so trying costs a second.
+        command = _pip_command(environment, *arguments)
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return
+        session.log(f"not found where pip looks by itself; asking {environment.fallback_index} as well")
+        arguments.append(f"--extra-index-url={environment.fallback_index}")
+    _pip_install(session, environment, *arguments)
+
+
 def _pip_install(session: nox.Session, environment: Environment, *arguments: str) -> None:
     # silent: nox keeps the output and prints it only if the command fails.
-    command = (environment.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments)
-    session.run(*command, external=True, silent=True)
+    session.run(*_pip_command(environment, *arguments), external=True, silent=True)
+
+
+def _pip_command(environment: Environment, *arguments: str) -> tuple[str, ...]:
+    return (environment.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments)
 
 
 def _stamps(environment: Environment) -> tuple[str, str]:
