@@ -1,5 +1,30 @@
-"""Fully sharded data parallel training."""
+"""Fully sharded data parallel training.
 
-from hp_fsdp.__about__ import __version__
+Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (where shards lie), :mod:`parameter`, :mod:`gather`
+and :mod:`reduce` (what travels), :mod:`unit` (the states), :mod:`runtime` and :mod:`hooks` (when), :mod:`module` and
+:mod:`state` (what one can ask of a sharded module). Importing this package imports no framework.
+"""
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING
+
+from hp_fsdp.__about__ import __version__ as __version__
+from hp_platform.lazy import attach
+
+if TYPE_CHECKING:
+    from hp_fsdp.api import fully_shard as fully_shard
+    from hp_fsdp.module import HSDPModule as HSDPModule
+    from hp_fsdp.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hp_fsdp.state import StateDictOptions as StateDictOptions
+    from hp_fsdp.state import get_model_state_dict as get_model_state_dict
+    from hp_fsdp.state import set_model_state_dict as set_model_state_dict
+
+_WHERE = {
+    "HSDPModule": "module",
+    "MixedPrecisionPolicy": "policy",
+    "StateDictOptions": "state",
+    "fully_shard": "api",
+    "get_model_state_dict": "state",
+    "set_model_state_dict": "state",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

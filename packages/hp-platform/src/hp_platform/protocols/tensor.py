@@ -136,6 +136,13 @@ class TensorOps(Protocol):
         """Address of the first element; tells whether two tensors alias."""
         ...
 
+    def alias(self, x: Tensor) -> Tensor:
+        """A tensor over the memory of the contiguous ``x`` (which may be a part of a larger tensor), outside of the graph, with a
+        storage of its own that is just as large as ``x``, and a version count of its own. It keeps the memory alive.
+
+        NotImplementedError unless ``supports("alias")``; ValueError if ``x`` is not contiguous."""
+        ...
+
     def set_data_(self, x: Tensor, data: Tensor) -> None:
         """Let the tensor or parameter object ``x`` stand for ``data`` from now on: same object, other memory, shape and dtype allowed to differ."""
         ...

@@ -112,6 +112,17 @@ class TorchTensorOps:
 
     data_ptr = staticmethod(torch.Tensor.data_ptr)
 
+    def alias(self, x: torch.Tensor) -> torch.Tensor:
+        """The same memory under a storage of its own."""
+        if not x.is_contiguous():
+            raise ValueError(f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {x.stride()}")
+        x = x.detach()
+        if x.numel() == 0:
+            return torch.empty_like(x)
+        # DLPack hands over address, shape and an owner to keep alive, and knows no storage: the importer makes a new one.
+        # As bytes, because it does not know every dtype.
+        return torch.from_dlpack(x.view(-1).view(torch.uint8)).view(x.dtype).view(x.shape)
+
     def set_data_(self, x: torch.Tensor, data: torch.Tensor) -> None:
         """The same object over other memory."""
         x.data = data

@@ -1,0 +1,115 @@
+"""The four moments of a unit: before and after forward, before and after backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_fsdp.containers import map_tensors, tensors_in
+from hp_fsdp.runtime import context_of, refresh, reshards_after_forward
+from hp_fsdp.unit import Unit, Uses
+from hp_platform.platform import Platform
+
+
+class UnitHooks:
+    """[Note: backward hooks on tensors] Before backward: a hook on every output that takes part in it. After backward: an
+    identity node around the inputs, whose backward runs when all gradients of the inputs are known. A unit whose inputs
+    take no part in backward (the first one, which reads tokens) is settled when the backward ends.
+
+    [Note: recompute] A forward that runs inside of a backward re-makes activations (checkpointing). It finds the unit
+    gathered by the hook on the outputs, and must neither re-shard it nor count as a call.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.platform = unit.platform
+        self._identity = _identity_node(unit.platform, unit)
+
+    def install(self) -> None:
+        """Register both forward hooks; ours runs before the user's, and after them."""
+        self.platform.register_forward_pre_hook(self.unit.module, self.before_forward, prepend=True)
+        self.platform.register_forward_hook(self.unit.module, self.after_forward)
+
+    def before_forward(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Cast inputs, gather, and notice when backward leaves."""
+        unit, platform = self.unit, self.platform
+        context = context_of(unit)
+        context.enter(unit)
+        if unit.precision.input_dtype is not None:
+            args, kwargs = self._cast((args, kwargs), unit.precision.input_dtype)
+        if context.in_backward:  # [Note: recompute]
+            unit.unshard()
+            return args, kwargs
+        refresh(unit, context)
+        if platform.is_grad_enabled():
+            if unit.uses is None or unit.uses.pass_number != context.pass_number:
+                unit.uses = Uses(context.pass_number)
+            unit.uses.num_calls = unit.uses.num_calls + 1
+            args, kwargs = self._notice_inputs((args, kwargs), unit.uses)
+        return args, kwargs
+
+    def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
+        """Cast outputs, notice when backward comes, and re-shard."""
+        unit, platform = self.unit, self.platform
+        context = context_of(unit)
+        context.leave(unit)
+        if unit.precision.output_dtype is not None:
+            output = self._cast(output, unit.precision.output_dtype)
+        if context.in_backward:  # [Note: recompute]
+            return output
+        if not platform.is_grad_enabled():
+            unit.reshard()
+            return output
+        noticed = self._notice_outputs(output, unit.uses)
+        # Where no output can tell of backward (an object of an unknown class), what it needs must stay where it is.
+        hidden = not noticed and any(param.trains for param in unit.params)
+        if reshards_after_forward(unit) and not hidden:
+            unit.reshard()
+        return output
+
+    def _cast(self, value: Any, dtype: Any) -> Any:
+        platform = self.platform
+
+        def cast(x: Any) -> Any:
+            return platform.cast(x, dtype) if platform.is_floating(x.dtype) else x
+
+        return map_tensors(platform.is_tensor, cast, value)
+
+    def _notice_inputs(self, value: Any, uses: Uses) -> Any:
+        platform = self.platform
+        inputs = [x for x in tensors_in(platform.is_tensor, value) if platform.requires_grad(x)]
+        if not inputs:
+            return value
+        outputs = iter(self._identity.apply(uses, *inputs))
+
+        def pass_on(x: Any) -> Any:
+            return next(outputs) if platform.requires_grad(x) else x
+
+        return map_tensors(platform.is_tensor, pass_on, value)
+
+    def _notice_outputs(self, output: Any, uses: Uses | None) -> bool:
+        assert uses is not None
+        platform, unit, noticed = self.platform, self.unit, False
+
+        def gradient_comes(_: Any) -> None:
+            unit.before_backward(uses)
+
+        for x in tensors_in(platform.is_tensor, output):
+            if platform.requires_grad(x):
+                platform.register_tensor_hook(x, gradient_comes)
+                noticed = True
+        return noticed
+
+
+def _identity_node(platform: Platform, unit: Unit) -> Any:
+    """The Function whose backward runs when all gradients of a call's inputs are known."""
+
+    def forward(ctx: Any, uses: Uses, *inputs: Any) -> tuple:
+        ctx.uses = uses
+        return inputs
+
+    def backward(ctx: Any, *gradients: Any) -> tuple:
+        unit.after_backward(ctx.uses)
+        return (None, *gradients)
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("InputsOfUnit", (platform.Function,), parts)

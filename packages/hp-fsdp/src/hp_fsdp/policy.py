@@ -1,0 +1,77 @@
+"""Mixed precision: in which dtypes a unit computes, reduces and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import DType
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of one unit. Shards, gradients of shards and optimizer states keep the parameters' original dtype.
+
+    Dtypes are names (``"bfloat16"``) or the framework's own objects; None: as it is. They concern floating-point tensors only.
+    """
+
+    param_dtype: Any = None
+    """Of the gathered parameters, and so of the computation. Default: the original dtype."""
+    reduce_dtype: Any = None
+    """In which gradients travel and are averaged. Default: the dtype of the gathered parameters."""
+    output_dtype: Any = None
+    """Of the floating-point tensors in what forward returns. Default: as computed."""
+    cast_forward_inputs: bool = True
+    """Whether floating-point tensors in forward's arguments are cast to ``param_dtype``."""
+    apply_grad_on_fp32_main_grad: bool = False
+    """Not in this version: True raises ValueError."""
+
+    def __post_init__(self) -> None:
+        if self.apply_grad_on_fp32_main_grad:
+            raise ValueError(
+                "apply_grad_on_fp32_main_grad=True is not in this version of hp-fsdp: leave it False; with float32 "
+                "parameters and param_dtype set, gradients of the shards are float32 already"
+            )
+
+    def resolve(self, platform: Platform) -> Precision:
+        """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
+        found = {}
+        for field in ("param_dtype", "reduce_dtype", "output_dtype"):
+            given = getattr(self, field)
+            if given is None:
+                found[field] = None
+                continue
+            dtype = platform.dtype(given)
+            if not platform.is_floating(dtype):
+                raise ValueError(
+                    f"MixedPrecisionPolicy.{field} must be a floating-point dtype, got {given!r}"
+                )
+            found[field] = dtype
+        return Precision(platform, self.cast_forward_inputs, **found)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A policy on a framework."""
+
+    platform: Platform
+    cast_inputs: bool
+    param_dtype: DType | None
+    reduce_dtype: DType | None
+    output_dtype: DType | None
+
+    def compute_dtype(self, original: DType) -> DType:
+        """Of a gathered parameter whose shards have dtype ``original``."""
+        if self.param_dtype is None or not self.platform.is_floating(original):
+            return original
+        return self.param_dtype
+
+    def wire_dtype(self, original: DType) -> DType:
+        """In which the gradient of such a parameter is reduced."""
+        return self.reduce_dtype if self.reduce_dtype is not None else self.compute_dtype(original)
+
+    @property
+    def input_dtype(self) -> DType | None:
+        """What floating-point arguments are cast to; None: nothing."""
+        return self.param_dtype if self.cast_inputs else None
