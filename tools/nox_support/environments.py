@@ -32,7 +32,8 @@ BUILD = ("hatchling>=1.26", "editables>=0.5")
 class Environment:
     """What one shared environment holds, and the variables its processes get.
 
-    `fallback_index` is asked as well if pip does not find the requirements where it looks by itself. `prepare` is a command for its interpreter, run before each use; it does nothing when there is nothing to do.
+    `fallback_index` is asked as well if pip does not find the requirements where it looks by itself. `prepare` is a
+    command for the interpreter, run before each use; it does nothing when there is nothing to do.
     """
 
     name: str
