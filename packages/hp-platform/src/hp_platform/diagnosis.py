@@ -41,6 +41,8 @@ class Publisher:
         self._beat = 0
         self._lock = threading.Lock()  # publish() is also called by a thread that reports a time-out
         self._stopped = threading.Event()
+        self.error: Exception | None = None
+        """Why this rank no longer publishes."""
         self._thread = threading.Thread(target=self._run, name="hp-diagnosis", daemon=True)
         self._thread.start()
 
@@ -67,11 +69,15 @@ class Publisher:
         return None if found is None else json.loads(found)
 
     def _run(self) -> None:
-        while not self._stopped.wait(PERIOD_SECONDS):
-            try:
+        try:
+            while True:
                 self.publish()
-            except Exception:
-                return  # the store is gone: the job is ending, and a background thread must not add its own noise to that
+                if self._stopped.wait(PERIOD_SECONDS):
+                    return
+        except Exception as error:
+            # The store is gone, most often because the job is ending: told by who_is_missing if anybody asks, and not here,
+            # where it would only add noise to the end of every job.
+            self.error = error
 
 
 def who_is_missing(group: ProcessGroup) -> str:
@@ -83,6 +89,8 @@ def who_is_missing(group: ProcessGroup) -> str:
 
     world = _process.state.world
     publisher = world.tables.diagnosis if world is not None and world.tables is not None else None
+    if publisher is not None and publisher.error is not None:
+        return f"the key-value store does not answer ({publisher.error}): most likely rank 0, which holds it, is gone"
     if publisher is None:
         return "no progress of the other ranks is known (the group has no key-value store)"
     try:

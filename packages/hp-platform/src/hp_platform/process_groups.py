@@ -37,7 +37,8 @@ def init_process_group(
         world_size, rank: default: the variables of torchrun or msrun. Where there are none, the world is this one process,
             and nothing ever communicates.
         pg_options: handed to the backend.
-        device_id: the device of this process (``"cuda:1"``), which becomes the current one.
+        device_id: the device of this process (``"cuda:1"``), which becomes the current one. None: the launcher's local
+            rank chooses, unless the program has chosen a device other than the first.
 
     If the user has initialised the framework's own default group, that one is adopted.
     RuntimeError if the world exists; ValueError if only one of rank and world_size is given, or they do not fit.
@@ -60,8 +61,7 @@ def init_process_group(
 
     rank, world_size = _place(rank, world_size)
     kind = _kind_of(device_id)
-    if device_id is not None:
-        platform.device(kind).set_current(_index(device_id))
+    _choose_device(kind, device_id)
     if world_size == 1:
         name = backend or platform.device(kind).comm_backend
         _install((0,), 0, name, timeout, None, None, kind)
@@ -85,10 +85,14 @@ def is_initialized() -> bool:
     return _process.state.world is not None
 
 
-def ensure_initialized() -> ProcessGroup:
-    """The default group; made with all defaults if there is none (what meshes and fully_shard do)."""
+def ensure_initialized(device_type: str | None = None) -> ProcessGroup:
+    """The default group; made with all defaults if there is none, for the kind of device that is going to be used
+    (what meshes and fully_shard do, so that a mesh of cpus never brings a world of accelerators).
+    """
     if _process.state.world is None:
-        init_process_group()
+        init_process_group(
+            device_id=None if device_type is None else get_platform().device(device_type).current()
+        )
     return get_world()
 
 
@@ -197,7 +201,8 @@ def mark_created_groups(groups: Any) -> None:
             _enter(tables, given)
             continue
         ranks = tuple(sorted(platform.native_ranks(given)))
-        if world.rank in ranks:
+        known = tables.groups.get(ranks)
+        if world.rank in ranks and (known is None or known.native is not given):
             _enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, world.timeout, given))
 
 
@@ -264,8 +269,18 @@ def _kind_of(device_id: Any) -> str:
     )
 
 
-def _index(device_id: Any) -> int:
-    _, _, index = str(device_id).partition(":")
+def _choose_device(kind: str, device_id: Any) -> None:
+    handle = get_platform().device(kind)
+    if device_id is not None:
+        handle.set_current(_index(device_id))
+        return
+    environment = launch.environment()
+    if environment is not None and handle.count() > 1 and _index(handle.current()) == 0:
+        handle.set_current(environment.local_rank % handle.count())
+
+
+def _index(device: Any) -> int:
+    _, _, index = str(device).partition(":")
     return int(index or 0)
 
 

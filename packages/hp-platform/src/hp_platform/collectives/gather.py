@@ -235,7 +235,7 @@ def gather(
 ) -> Work[list[Tensor] | None]: ...
 def gather(
     x: Tensor, dst: int, group: ProcessGroup | None = None, *, async_op: bool = False
-) -> list[Tensor] | None | Work[list[Tensor] | None]:
+) -> list[Tensor] | Work[list[Tensor] | None] | None:
     """On rank ``dst`` the list of the ranks' ``x`` (equal shapes), None elsewhere. Communication: one gather of the list's bytes."""
     platform, group = get_platform(), resolve(group)
     check_member(group, dst, "dst")

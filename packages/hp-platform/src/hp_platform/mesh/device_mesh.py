@@ -101,9 +101,10 @@ class DeviceMesh(MeshViews):
     def _join_world(self) -> None:
         from hp_platform import process_groups
 
-        world = (
-            process_groups.ensure_initialized() if self._state.init_backend else process_groups.get_world()
-        )
+        if self._state.init_backend:
+            world = process_groups.ensure_initialized(self.device_type)
+        else:
+            world = process_groups.get_world()
         if world.rank != self.rank:
             raise RuntimeError(
                 f"{self} was made for rank {self.rank}, but this process is rank {world.rank} of the world: make the mesh "

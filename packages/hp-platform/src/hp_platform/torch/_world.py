@@ -27,6 +27,8 @@ class TorchWorldOps:
 
     def __init__(self, devices: dict[str, TorchDevice]) -> None:
         self._devices = devices
+        self._rendezvous: Any = None
+        self._num_worlds = 0
 
     def create_world(
         self,
@@ -52,7 +54,7 @@ class TorchWorldOps:
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                 init_method = "env://"
             else:
-                store = _new_store(rank, world_size, timeout)
+                store = self._meet(rank, world_size, timeout)
         if device_id is not None:
             # [Note: no bound device] torch would bind the world to this device and make every later NCCL group by a split
             # in which all ranks must take part; ours are made by their members alone. Communicators are made at first use.
@@ -67,6 +69,16 @@ class TorchWorldOps:
             pg_options=options,
         )
         return dist.group.WORLD, backend, dist.distributed_c10d._get_default_store()
+
+    def _meet(self, rank: int, world_size: int, timeout: timedelta) -> Any:
+        """The store of the next world: one server for the life of the process, and a part of its keys for each world.
+
+        A new server for every world would race: a quick rank would reach the server of the world that is being ended.
+        """
+        if self._rendezvous is None:
+            self._rendezvous = _new_store(rank, world_size, timeout)
+        self._num_worlds += 1
+        return dist.PrefixStore(f"world{self._num_worlds}", self._rendezvous)
 
     def adopt_world(self) -> tuple[Any, str, Any] | None:
         """The world that the user made with torch.distributed, if any."""

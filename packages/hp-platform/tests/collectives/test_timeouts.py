@@ -1,0 +1,69 @@
+"""A collective that a peer does not join ends with the collective's name and the rank that is missing."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+import hp_platform
+from hp_platform import CollectiveTimeoutError, collectives
+from hp_platform.testing import World, distributed
+
+SECONDS = 3
+# On npu and cuda the backend's own watchdog ends the process at a time-out; it cannot be caught.
+CATCHABLE = ("torch", "mindspore")
+
+
+def _join(world: World) -> None:
+    hp_platform.init_process_group(timeout=timedelta(seconds=SECONDS))
+    collectives.all_reduce(world.platform.zeros((3,)))
+
+
+@distributed(world_size=2, init=False, backends=CATCHABLE)
+def test_a_rank_that_does_not_come_is_named(world: World) -> None:
+    _join(world)
+    if world.rank == 1:
+        time.sleep(SECONDS + 4)  # alive, and elsewhere
+        return
+    begun = time.monotonic()
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        world.platform.to_numpy(collectives.all_gather(world.platform.zeros((4,)), async_op=True).wait())
+    assert SECONDS - 1 < time.monotonic() - begun < SECONDS + 5
+    text = str(caught.value)
+    assert text.startswith(
+        "all_gather number 2 on the group of 2 (ranks 0, 1), 32 bytes was not joined by every rank within 3 s"
+    )
+    assert "rank 1 has not come: the last it started on this group is all_reduce number 1" in text
+    assert "rank 0" not in text.splitlines()[1]
+
+
+@distributed(world_size=2, init=False, backends=CATCHABLE)
+def test_a_rank_in_another_collective_is_named(world: World) -> None:
+    _join(world)
+    call = collectives.all_reduce if world.rank == 0 else collectives.all_gather
+    other = "all_gather" if world.rank == 0 else "all_reduce"
+    with pytest.raises((CollectiveTimeoutError, RuntimeError)) as caught:
+        world.platform.to_numpy(call(world.platform.zeros((4,))))
+    if isinstance(
+        caught.value, CollectiveTimeoutError
+    ):  # one rank may see the other's end of the connection first
+        assert (
+            f"rank {1 - world.rank} is out of step: it called {other} where this rank called {call.__name__}"
+            in str(caught.value)
+            or "no longer answers" in str(caught.value)
+        )
+
+
+@distributed(world_size=3, init=False, backends="torch")
+def test_a_rank_whose_heart_stops_is_named(world: World) -> None:
+    _join(world)
+    if world.rank == 2:
+        hp_platform.get_world().tables.diagnosis.stop()  # type: ignore[union-attr]  # as a dead process: no more heartbeats
+        time.sleep(SECONDS + 4)
+        return
+    with pytest.raises(
+        CollectiveTimeoutError, match=r"rank 2 no longer answers \(its process is gone or stopped\)"
+    ):
+        collectives.barrier()

@@ -1,0 +1,139 @@
+"""Sharded checkpoints of the trainer: one file per process, written beside the newest and put in its place at the end.
+
+::
+
+    out/checkpoints/step-000120/shard-00000-of-00004.safetensors   local parts of parameters and optimizer state
+                                ...
+                                index.json                          global shapes, step, identity; written last
+    out/checkpoints/newest                                          name of the folder; renamed into place after all else
+
+A save that is killed leaves a folder ``*.partial`` that nobody reads, and ``newest`` as it was. Parts are chunks of dim 0 by
+the one chunk rule, so another number of processes reads its own rows out of the parts of the earlier one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hp_dtensor.chunk import chunk_offset_and_size
+from hyper_parallel.trainer.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+POINTER = "newest"
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What ``index.json`` says."""
+
+    folder: Path
+    step: int
+    nproc: int
+    identity: dict[str, Any]
+    shapes: dict[str, list[int]]
+    """Parameter name -> global shape."""
+
+
+def save(
+    root: Path,
+    *,
+    step: int,
+    rank: int,
+    nproc: int,
+    parts: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    identity: dict[str, Any],
+    barrier: Any,
+) -> Path:
+    """Write this rank's parts; all ranks call. Returns the folder. Communication: three barriers (``barrier()``)."""
+    from safetensors.numpy import save_file
+
+    final = root / f"step-{step:06d}"
+    partial = root / f"{final.name}.partial"
+    if rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed here
+        partial.mkdir(parents=True)
+    barrier()
+    file = partial / _part_name(rank, nproc)
+    save_file(dict(parts), file)
+    _flush(file)
+    barrier()
+    if rank == 0:
+        index = {
+            "step": step,
+            "nproc": nproc,
+            "identity": identity,
+            "shapes": {n: list(s) for n, s in shapes.items()},
+        }
+        (partial / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        _flush(partial / INDEX)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        pointer = root / f"{POINTER}.partial"
+        pointer.write_text(final.name + "\n")
+        _flush(pointer)
+        pointer.replace(root / POINTER)
+    barrier()
+    return final
+
+
+def find(root: Path) -> Saved:
+    """The newest complete checkpoint. Raises :class:`UsageError` if there is none, or it is damaged."""
+    pointer = root / POINTER
+    if not pointer.exists():
+        raise UsageError(
+            f"--resume: there is no checkpoint in {root}; train without --resume first, or give another --out"
+        )
+    folder = root / pointer.read_text().strip()
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        saved = Saved(folder, index["step"], index["nproc"], index["identity"], index["shapes"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"--resume: {folder} is damaged ({type(error).__name__}: {error}); remove it and its pointer"
+        ) from None
+    for part in range(saved.nproc):
+        if not (folder / _part_name(part, saved.nproc)).exists():
+            raise UsageError(
+                f"--resume: {folder} lacks {_part_name(part, saved.nproc)}: the checkpoint is incomplete"
+            )
+    return saved
+
+
+def load_rows(saved: Saved, key: str, shape: tuple[int, ...], rank: int, nproc: int) -> np.ndarray:
+    """The rows of tensor ``key`` (global ``shape``) that ``rank`` of ``nproc`` holds, read from the parts that have them."""
+    import numpy as np
+    from safetensors import safe_open
+
+    wanted_start, wanted_size = chunk_offset_and_size(shape[0], nproc, rank)
+    pieces = []
+    for part in range(saved.nproc):
+        start, size = chunk_offset_and_size(shape[0], saved.nproc, part)
+        low, high = max(start, wanted_start), min(start + size, wanted_start + wanted_size)
+        if low < high or (part == 0 and wanted_size == 0):
+            with safe_open(saved.folder / _part_name(part, saved.nproc), framework="numpy") as file:
+                pieces.append(file.get_slice(key)[max(low - start, 0) : max(high - start, 0)])
+    return np.concatenate(pieces)
+
+
+def _part_name(rank: int, nproc: int) -> str:
+    return f"shard-{rank:05d}-of-{nproc:05d}.safetensors"
+
+
+def _flush(file: Path) -> None:
+    """Bytes on the disk before the rename that makes them count."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""``hyper-parallel train``: check what was asked, start the processes, tell what went wrong in one line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import sys
+import traceback
+from pathlib import Path
+
+from hp_platform import get_platform, launch
+from hp_platform.platform import ENVIRONMENT_VARIABLE
+from hyper_parallel.trainer import checkpoint
+from hyper_parallel.trainer.data import load_corpus
+from hyper_parallel.trainer.errors import UsageError
+from hyper_parallel.trainer.loop import Summary, run
+from hyper_parallel.trainer.options import Options, options_of, parser
+from hyper_parallel.trainer.verify import TOLERANCE, compare
+
+EXIT_USAGE = 2
+EXIT_FAILED = 1
+CPU_PROCESSES = 4
+MOST_PROCESSES = 4
+
+
+def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
+    """Run the command; the exit code: 0, 2 for bad input, 1 for a run that failed or a comparison that did not hold."""
+    debug = "--debug" in argv
+    try:
+        arguments = parser(prog).parse_args(argv)
+        return _train(arguments)
+    except UsageError as error:
+        return _tell(prog, str(error), EXIT_USAGE, debug)
+    except KeyboardInterrupt:
+        return _tell(prog, "interrupted", EXIT_FAILED, debug)
+    except Exception as error:
+        text = str(error) if debug else f"{_first_line(error)} (--debug shows the traceback)"
+        return _tell(prog, text, EXIT_FAILED, debug)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    options = _resolve(arguments)
+    summary = _start(options)
+    print(f"results in {options.out}: loss.png, metrics.jsonl, model.safetensors, checkpoints/", flush=True)
+    return _verify(options, summary) if arguments.verify else 0
+
+
+def _resolve(arguments: argparse.Namespace) -> Options:
+    """Everything that can be wrong is found here, before a process starts."""
+    if arguments.platform:
+        os.environ[ENVIRONMENT_VARIABLE] = arguments.platform
+    try:
+        platform = get_platform()
+        handle = platform.device(arguments.device)
+    except (RuntimeError, ValueError, ImportError) as error:
+        raise UsageError(_first_line(error)) from error
+    environment = launch.environment()
+    if environment is not None:
+        nproc = environment.world_size  # started by torchrun or msrun: their number counts
+    elif arguments.nproc is not None:
+        nproc = arguments.nproc
+    else:
+        nproc = CPU_PROCESSES if handle.name == "cpu" else min(handle.count(), MOST_PROCESSES)
+    options = options_of(arguments, device=handle.name, nproc=nproc)
+    if handle.name != "cpu" and nproc > handle.count():
+        raise UsageError(f"--nproc {nproc}: this machine has {handle.count()} {handle.name} device(s)")
+    needs = {"bfloat16": "bfloat16_compute", "float64": "reduce_float64"}.get(options.dtype)
+    if needs and not platform.supports(needs, handle.name):
+        raise UsageError(
+            f"--dtype {options.dtype} does not work with {platform.platform_type.value} on {handle.name} (no {needs})"
+        )
+    if arguments.verify and options.resume:
+        raise UsageError("--verify compares whole runs; leave out --resume")
+    load_corpus(options.data, options.size.length)
+    _check_out(options)
+    return options
+
+
+def _check_out(options: Options) -> None:
+    out = Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be made: {error.strerror}") from None
+    if not os.access(out, os.W_OK):
+        raise UsageError(f"--out {out}: cannot be written to")
+    if not options.resume:
+        return
+    saved = checkpoint.find(out / "checkpoints")
+    if saved.identity != options.identity():
+        raise UsageError(
+            f"--resume: {saved.folder} is of another model ({saved.identity}); give the same sizes and --dtype"
+        )
+    if saved.step >= options.steps:
+        raise UsageError(
+            f"--resume: {saved.folder} has {saved.step} steps already; ask for more with --steps"
+        )
+
+
+def _start(options: Options) -> Summary:
+    if launch.environment() is not None:
+        return run(options)
+    return launch.spawn(run, options.nproc, options.device, args=(options,))[0]
+
+
+def _verify(options: Options, summary: Summary) -> int:
+    environment = launch.environment()
+    if environment is not None and environment.rank != 0:
+        return 0
+    alone = dataclasses.replace(options, nproc=1, out=str(Path(options.out) / "one-process"))
+    shutil.rmtree(alone.out, ignore_errors=True)
+    Path(alone.out).mkdir(parents=True)
+    print("verify: the same job in one process", flush=True)
+    other = launch.spawn(run, 1, options.device, args=(alone,))[0]
+    found = compare(
+        summary.losses,
+        other.losses,
+        Path(options.out) / "model.safetensors",
+        Path(alone.out) / "model.safetensors",
+    )
+    print(
+        f"verify: largest difference of losses {found.loss:.3e}, of parameters {found.parameter:.3e} ({found.name})"
+    )
+    if options.dtype != "float64":
+        print("verify: rounding makes runs differ in this dtype; --dtype float64 is the test", flush=True)
+        return 0
+    print(f"verify: {'equal' if found.within_tolerance() else 'NOT equal'} within {TOLERANCE:g}", flush=True)
+    return 0 if found.within_tolerance() else EXIT_FAILED
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _tell(prog: str, text: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"{prog}: {text}", file=sys.stderr, flush=True)
+    return code
