@@ -1,0 +1,238 @@
+"""Differentiation of MindSpore, on its torch-style engine.
+
+[Note: gradients of leaves] Gathering a gradient, MindSpore clones what another part of the graph also holds (the gradient of
+``x + y`` is one tensor for both), and its CPU build has no kernel for that; it would also keep expanded gradients
+without memory of their own. So each backward copies what arrives at a leaf, with a hook on the leaf's node that lives as
+long as that backward.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import ops
+
+from hp_platform.mindspore import _private
+from hp_platform.mindspore._dtypes import FLOATING, NAME_OF
+from hp_platform.mindspore._private import executor
+from hp_platform.mindspore._recording import GradMode, enable_grad, ensure_recording, no_grad
+from hp_platform.protocols.nn import HookHandle
+
+
+class Function(_private.Function):
+    """``forward`` and ``backward`` of one's own; see :class:`hp_platform.protocols.AutogradOps`."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Run forward, recording backward."""
+        ensure_recording()
+        return super().apply(*args)
+
+
+class MindSporeAutogradOps:
+    """Implements :class:`hp_platform.protocols.AutogradOps`."""
+
+    Function = Function
+    saved_tensors_hooks = mindspore.saved_tensors_hooks
+
+    def no_grad(self) -> GradMode:
+        """Nothing inside is recorded."""
+        return no_grad()
+
+    def enable_grad(self) -> GradMode:
+        """Recording on again."""
+        return enable_grad()
+
+    def is_grad_enabled(self) -> bool:
+        """Whether operations are recorded."""
+        ensure_recording()
+        return executor.enable_grad()
+
+    def requires_grad(self, x: mindspore.Tensor) -> bool:
+        """Whether a gradient flows to ``x``."""
+        return _private.requires_grad(x)
+
+    def set_requires_grad_(self, x: mindspore.Tensor, flag: bool) -> mindspore.Tensor:
+        """Ask for a leaf's gradient."""
+        ensure_recording()
+        if flag and NAME_OF.get(x.dtype) not in FLOATING:
+            raise ValueError(f"only floating-point tensors have gradients, got dtype {NAME_OF.get(x.dtype)}")
+        if not flag and not _private.is_leaf(x):
+            raise RuntimeError(
+                f"a tensor of shape {tuple(x.shape)} that an operation made requires a gradient because its inputs do; "
+                "take it out of the graph with detach"
+            )
+        if isinstance(x, mindspore.Parameter):
+            x.requires_grad = flag
+        else:
+            x.requires_grad_(flag)
+        return x
+
+    def is_leaf(self, x: mindspore.Tensor) -> bool:
+        """Whether no recorded operation made ``x``."""
+        return _private.is_leaf(x)
+
+    def detach(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """The same memory outside of the graph."""
+        return ops.stop_gradient(x)
+
+    def backward(
+        self,
+        tensors: Sequence[mindspore.Tensor],
+        grads: Sequence[mindspore.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """Gradients into the leaves."""
+        starts = _starts(tensors, grads, "backward", "grads")
+        # See [Note: gradients of leaves].
+        hooks = [node.register_prehook(_copy_incoming) for node in _private.leaf_nodes(tensors)]
+        try:
+            _private.run_backward(tuple(tensors), starts, retain_graph, False, (), True, accumulate_grad=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def grad(
+        self,
+        outputs: Sequence[mindspore.Tensor],
+        inputs: Sequence[mindspore.Tensor],
+        grad_outputs: Sequence[mindspore.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        allow_unused: bool = False,
+    ) -> list[mindspore.Tensor | None]:
+        """Gradients as values."""
+        starts = _starts(outputs, grad_outputs, "grad", "grad_outputs")
+        for place, x in enumerate(inputs):
+            if not _private.requires_grad(x):
+                raise RuntimeError(f"inputs[{place}] of shape {tuple(x.shape)} does not require a gradient")
+        found = list(
+            _private.run_backward(
+                tuple(outputs),
+                starts,
+                retain_graph or create_graph,
+                create_graph,
+                tuple(inputs),
+                True,
+                accumulate_grad=False,
+            )
+        )
+        unused = [place for place, value in enumerate(found) if value is None]
+        if unused and not allow_unused:
+            raise RuntimeError(
+                f"inputs {unused} were not used to compute the outputs; pass allow_unused=True to get None for them"
+            )
+        return found
+
+    def get_grad(self, x: mindspore.Tensor) -> mindspore.Tensor | None:
+        """A leaf's gradient so far."""
+        if not _private.is_leaf(x):
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} that an operation made keeps no gradient; "
+                "ask a leaf, or watch it with register_tensor_hook"
+            )
+        return _private.get_grad(x)
+
+    def set_grad(self, x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
+        """Put a leaf's gradient."""
+        if grad is not None and grad.shape != x.shape:
+            raise ValueError(
+                f"a gradient of shape {tuple(grad.shape)} does not fit a leaf of shape {tuple(x.shape)}"
+            )
+        _private.set_grad(x, grad)
+
+    def register_tensor_hook(
+        self, x: mindspore.Tensor, hook: Callable[[mindspore.Tensor], mindspore.Tensor | None]
+    ) -> HookHandle:
+        """``hook(grad)`` in backward."""
+        _check_in_graph(x, "register_tensor_hook")
+        return x.register_hook(hook)
+
+    def register_post_accumulate_grad_hook(
+        self, x: mindspore.Tensor, hook: Callable[[mindspore.Tensor], None]
+    ) -> HookHandle:
+        """``hook(leaf)`` after its gradient was added to."""
+        _check_in_graph(x, "register_post_accumulate_grad_hook")
+        if not _private.is_leaf(x):
+            raise RuntimeError(
+                f"register_post_accumulate_grad_hook: a tensor of shape {tuple(x.shape)} that an operation made gathers "
+                "no gradient; ask a leaf, or use register_tensor_hook"
+            )
+        # The leaf holds its node and the node this hook, so the hook must not hold the leaf.
+        leaf = weakref.ref(x)
+
+        def gathered(*_: Any) -> None:
+            present = leaf()
+            if present is not None:
+                hook(present)
+
+        return _private.grad_node(x).register_hook(gathered)
+
+    def queue_backward_callback(self, callback: Callable[[], None]) -> None:
+        """At the end of the running backward."""
+        try:
+            executor.queue_backward_final_callback(callback)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "queue_backward_callback was called outside of a backward; call it from a hook or Function.backward"
+            ) from error
+
+    def version(self, x: mindspore.Tensor) -> int:
+        """Always 0."""
+        return 0
+
+    def preserve_version(self, xs: Sequence[mindspore.Tensor]) -> AbstractContextManager[Any]:
+        """Writes inside do not count."""
+        context: AbstractContextManager[Any] = _private.preserve_version(xs)
+        return context
+
+
+def _copy_incoming(grads: tuple[mindspore.Tensor, ...]) -> tuple[mindspore.Tensor, ...]:
+    return tuple(None if g is None else g.copy() for g in grads)
+
+
+def _check_in_graph(x: mindspore.Tensor, function: str) -> None:
+    if not _private.requires_grad(x):
+        raise RuntimeError(
+            f"{function}: the tensor of shape {tuple(x.shape)} does not require a gradient; ask for it with set_requires_grad_"
+        )
+
+
+def _starts(
+    tensors: Sequence[mindspore.Tensor],
+    grads: Sequence[mindspore.Tensor] | None,
+    function: str,
+    argument: str,
+) -> tuple[mindspore.Tensor, ...]:
+    """The gradients that a backward begins with, checked."""
+    ensure_recording()
+    for place, x in enumerate(tensors):
+        if not _private.requires_grad(x):
+            raise RuntimeError(
+                f"{function}: tensor {place} of shape {tuple(x.shape)} was not recorded: nothing behind it requires a gradient, "
+                "or it was computed under no_grad"
+            )
+    if grads is None:
+        shapes = [tuple(x.shape) for x in tensors if x.ndim != 0]
+        if shapes:
+            raise ValueError(
+                f"{function} without {argument} starts from ones, for 0-d tensors only; got shapes {shapes}: "
+                f"reduce them to a scalar, or pass {argument} of the same shapes"
+            )
+        return tuple(mindspore.Tensor(np.ones((), np.float32)).astype(x.dtype) for x in tensors)
+    if len(grads) != len(tensors):
+        raise ValueError(f"{function}: {len(tensors)} tensors but {len(grads)} {argument}")
+    for place, (x, grad) in enumerate(zip(tensors, grads, strict=True)):
+        if x.shape != grad.shape or x.dtype != grad.dtype:
+            raise ValueError(
+                f"{function}: {argument}[{place}] must be like its tensor, {tuple(x.shape)} {NAME_OF.get(x.dtype)}; "
+                f"got {tuple(grad.shape)} {NAME_OF.get(grad.dtype)}"
+            )
+    return tuple(grads)

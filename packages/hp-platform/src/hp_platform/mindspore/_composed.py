@@ -1,0 +1,56 @@
+"""Operations that MindSpore's CPU build has no kernel for, composed of those that it has. Each is tested against numpy."""
+
+from __future__ import annotations
+
+import mindspore
+import numpy as np
+from mindspore import mint, ops
+from mindspore.mint.nn import functional
+
+from hp_platform.mindspore._dtypes import NAME_OF
+
+
+def where(condition: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
+    """Elementwise choice. Of bfloat16 in float32, which holds each of its values exactly."""
+    if x.dtype == mindspore.bfloat16 and y.dtype == mindspore.bfloat16:
+        chosen = mint.where(condition, x.astype(mindspore.float32), y.astype(mindspore.float32))
+        return chosen.astype(mindspore.bfloat16)
+    return mint.where(condition, x, y)
+
+
+def embedding(ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tensor:
+    """Rows of ``weight`` at ``ids``; the gradient of a row is the sum over its uses."""
+    return ops.gather(weight, ids, 0)
+
+
+def gelu(x: mindspore.Tensor) -> mindspore.Tensor:
+    """``x Phi(x)`` with the normal distribution's Phi."""
+    return ops.gelu(x, approximate="none")
+
+
+def cross_entropy(logits: mindspore.Tensor, target: mindspore.Tensor) -> mindspore.Tensor:
+    """Mean over rows of ``log sum exp(logits) - logits[target]``.
+
+    Not with MindSpore's own ``log_softmax``, which computes in float32 also for float64.
+    """
+    if logits.ndim != 2 or target.shape != logits.shape[:1]:
+        raise ValueError(
+            f"cross_entropy takes logits (rows, classes) and target (rows,), got shapes {tuple(logits.shape)} and "
+            f"{tuple(target.shape)}"
+        )
+    # The largest logit cancels in the result; as a constant it must not appear in the gradient either.
+    shifted = logits - ops.stop_gradient(mint.amax(logits, 1, keepdim=True))
+    chosen = mint.gather(shifted, 1, target.astype(mindspore.int64).reshape((-1, 1)))
+    return mint.mean(mint.log(mint.sum(mint.exp(shifted), 1)) - chosen.reshape((-1,)))
+
+
+def scaled_dot_product_attention(
+    q: mindspore.Tensor, k: mindspore.Tensor, v: mindspore.Tensor, *, is_causal: bool = False
+) -> mindspore.Tensor:
+    """``softmax(q k^T / sqrt(head_dim)) v``; causal: query i sees keys 0 ... i."""
+    scale = mindspore.Tensor(np.array(q.shape[-1] ** -0.5, NAME_OF[q.dtype]))
+    scores = mint.matmul(q, mint.transpose(k, -2, -1)) * scale
+    if is_causal:
+        seen = mindspore.Tensor(np.tri(q.shape[-2], k.shape[-2], dtype=np.bool_))
+        scores = mint.where(seen, scores, mindspore.Tensor(np.array(-np.inf, NAME_OF[q.dtype])))
+    return mint.matmul(functional.softmax(scores, dim=-1), v)

@@ -1,0 +1,233 @@
+"""Modules, parameters, hooks and functional operations of MindSpore.
+
+A parameter's own ``name`` does not matter here: names are those of the attributes, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import mindspore
+from mindspore import mint, ops
+from mindspore.mint.nn import functional
+
+from hp_platform.mindspore import _composed, _private
+from hp_platform.mindspore._module import Module, ModuleList
+from hp_platform.mindspore._recording import ensure_recording
+from hp_platform.protocols.nn import HookHandle
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _computing(function: F) -> F:
+    """Refuse bfloat16 at the call: MindSpore's CPU build has no kernels for it and says so much later, at another tensor."""
+
+    @wraps(function)
+    def checked(x: mindspore.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype == mindspore.bfloat16 and mindspore.get_current_device()[0] == "CPU":
+            raise NotImplementedError(
+                f"{function.__name__} in bfloat16: MindSpore {mindspore.__version__} has no such kernel on cpu; "
+                "cast to float16 or float32"
+            )
+        return function(x, *args, **kwargs)
+
+    return staticmethod(checked)  # type: ignore[return-value]
+
+
+class MindSporeNNOps:
+    """Implements :class:`hp_platform.protocols.NNOps`."""
+
+    Module = Module
+    ModuleList = ModuleList
+    Parameter = mindspore.Parameter
+
+    # --- parameters
+    def parameter(self, data: mindspore.Tensor, requires_grad: bool = True) -> mindspore.Parameter:
+        """A parameter over the memory of ``data``."""
+        ensure_recording()
+        # The constructor copies; made without memory, the parameter takes over that of data.
+        made = mindspore.Parameter(
+            mint.empty(data.shape, dtype=data.dtype, device="meta"), requires_grad=requires_grad
+        )
+        if not data.is_meta:
+            _private.update_data(made, ops.stop_gradient(data))
+        return made
+
+    def is_parameter(self, x: Any) -> bool:
+        """Whether it is a MindSpore parameter."""
+        return isinstance(x, mindspore.Parameter)
+
+    def named_parameters(
+        self, module: mindspore.nn.Cell, *, recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, mindspore.Parameter]]:
+        """Names and parameters, but for those that a plain tensor stands in for at the moment."""
+        ensure_recording()
+        seen: set[int] = set()
+        for prefix, cell in _walk(module, recurse=recurse, remove_duplicate=remove_duplicate):
+            for name, parameter in _private.params_of(cell).items():
+                if parameter is None or name in cell.__dict__ or (remove_duplicate and id(parameter) in seen):
+                    continue
+                seen.add(id(parameter))
+                yield _joined(prefix, name), parameter
+
+    def named_buffers(
+        self, module: mindspore.nn.Cell, *, recurse: bool = True
+    ) -> Iterator[tuple[str, mindspore.Tensor]]:
+        """Names and buffers."""
+        seen: set[int] = set()
+        for prefix, cell in _walk(module, recurse=recurse):
+            for name, buffer in _private.buffers_of(cell).items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield _joined(prefix, name), buffer
+
+    def register_buffer(self, module: mindspore.nn.Cell, name: str, value: mindspore.Tensor) -> None:
+        """Attach a buffer."""
+        module.register_buffer(name, value)
+
+    def set_parameter(self, module: mindspore.nn.Cell, name: str, value: mindspore.Tensor) -> None:
+        """Put a parameter or tensor in a parameter's place.
+
+        The parameter keeps its place in the cell's table; a plain tensor stands before it in the instance's own dictionary,
+        where attribute access looks first.
+        """
+        table = _private.params_of(module)
+        if name not in table:
+            known = ", ".join(table) or "none"
+            raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")
+        if isinstance(value, mindspore.Parameter):
+            module.__dict__.pop(name, None)
+            table[name] = value
+        else:
+            module.__dict__[name] = value
+
+    # --- modules
+    def named_modules(self, module: mindspore.nn.Cell) -> Iterator[tuple[str, mindspore.nn.Cell]]:
+        """Names and modules."""
+        return _walk(module)
+
+    def get_submodule(self, module: mindspore.nn.Cell, name: str) -> mindspore.nn.Cell:
+        """The module at a path."""
+        found = module
+        for part in name.split(".") if name else ():
+            child = _private.cells_of(found).get(part)
+            if child is None:
+                raise AttributeError(
+                    f"{type(module).__name__} has no sub-module {name!r}: there is no {part!r}"
+                )
+            found = child
+        return found
+
+    def set_submodule(self, module: mindspore.nn.Cell, name: str, value: mindspore.nn.Cell) -> None:
+        """Replace the module at a path."""
+        if not name:
+            raise ValueError("the module itself cannot be replaced: give the dotted name of a sub-module")
+        self.get_submodule(module, name)
+        parent, _, last = name.rpartition(".")
+        _private.cells_of(self.get_submodule(module, parent))[last] = value
+
+    def set_training(self, module: mindspore.nn.Cell, mode: bool) -> None:
+        """Training or evaluation."""
+        module.set_train(mode)
+
+    def state_dict(self, module: mindspore.nn.Cell) -> Mapping[str, mindspore.Tensor]:
+        """Names and detached tensors; what is shared stands under each of its names."""
+        found: dict[str, mindspore.Tensor] = {}
+        for prefix, cell in _walk(module, remove_duplicate=False):
+            for table in (_private.params_of(cell), _private.buffers_of(cell)):
+                for name, value in table.items():
+                    if value is not None:
+                        found[_joined(prefix, name)] = ops.stop_gradient(cell.__dict__.get(name, value))
+        return found
+
+    # --- hooks
+    def register_forward_pre_hook(
+        self, module: mindspore.nn.Cell, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> HookHandle:
+        """Before forward, with keyword arguments."""
+        return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
+
+    def register_forward_hook(
+        self, module: mindspore.nn.Cell, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> HookHandle:
+        """After forward, with keyword arguments."""
+        return module.register_forward_hook(hook, prepend=prepend, with_kwargs=True)
+
+    def register_backward_pre_hook(self, module: mindspore.nn.Cell, hook: Callable[..., Any]) -> HookHandle:
+        """Before backward."""
+        return module.register_backward_pre_hook(hook)
+
+    def register_backward_hook(self, module: mindspore.nn.Cell, hook: Callable[..., Any]) -> HookHandle:
+        """After backward."""
+        return module.register_backward_hook(hook)
+
+    # --- functional
+    linear = _computing(functional.linear)
+    matmul = _computing(mint.matmul)
+    silu = _computing(functional.silu)
+    relu = _computing(functional.relu)
+    gelu = _computing(_composed.gelu)
+    rsqrt = _computing(mint.rsqrt)
+    sqrt = _computing(mint.sqrt)
+    exp = _computing(mint.exp)
+    log = _computing(mint.log)
+    cos = _computing(mint.cos)
+    sin = _computing(mint.sin)
+    cross_entropy = _computing(_composed.cross_entropy)
+    scaled_dot_product_attention = _computing(_composed.scaled_dot_product_attention)
+
+    def embedding(self, ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tensor:
+        """Rows of ``weight``."""
+        return _rows(weight, ids)
+
+    def softmax(self, x: mindspore.Tensor, dim: int = -1) -> mindspore.Tensor:
+        """Softmax along a dim."""
+        return _softmax(x, dim)
+
+    def sum(
+        self, x: mindspore.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> mindspore.Tensor:
+        """Sum over dims."""
+        return _sum(x, _dims(x, dim), keepdim)
+
+    def mean(
+        self, x: mindspore.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+    ) -> mindspore.Tensor:
+        """Mean over dims."""
+        return _mean(x, _dims(x, dim), keepdim)
+
+
+def _dims(x: mindspore.Tensor, dim: int | Sequence[int] | None) -> int | tuple[int, ...]:
+    if dim is None:
+        return tuple(range(x.ndim))
+    return dim if isinstance(dim, int) else tuple(dim)
+
+
+_sum = _computing(mint.sum)
+_mean = _computing(mint.mean)
+_softmax = _computing(functional.softmax)
+_rows = _computing(lambda weight, ids: _composed.embedding(ids, weight))
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _walk(
+    module: mindspore.nn.Cell, *, recurse: bool = True, remove_duplicate: bool = True
+) -> Iterator[tuple[str, mindspore.nn.Cell]]:
+    """Full names and cells, parents first, in the order of registration."""
+    seen: set[int] = set()
+
+    def visit(prefix: str, cell: mindspore.nn.Cell) -> Iterator[tuple[str, mindspore.nn.Cell]]:
+        if remove_duplicate and id(cell) in seen:
+            return
+        seen.add(id(cell))
+        yield prefix, cell
+        for name, child in _private.cells_of(cell).items() if recurse else ():
+            if child is not None:
+                yield from visit(_joined(prefix, name), child)
+
+    return visit("", module)

@@ -1,0 +1,190 @@
+"""Every private name of MindSpore that this backend uses, looked up once, so that another MindSpore version fails at start-up.
+
+MindSpore's torch-style engine (leaves that gather gradients, hooks on tensors, Functions) is complete in 2.10.0, but most
+of its doors are private. No other file of the backend touches a name with a leading underscore that is MindSpore's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import mindspore
+import mindspore.common.seed
+import mindspore.communication.management
+import numpy
+from mindspore.mint.distributed import distributed as _distributed
+
+VERSION = "2.10.0"
+"""The version that all of this was tried with."""
+
+NAMES: tuple[tuple[str, str], ...] = (
+    ("mindspore", "_c_expression.run_backward"),
+    ("mindspore", "_no_grad"),
+    ("mindspore.graph.api", "_pynative_executor.set_grad_flag"),
+    ("mindspore.graph.api", "_pynative_executor.grad_flag"),
+    ("mindspore.graph.api", "_pynative_executor.set_enable_grad"),
+    ("mindspore.graph.api", "_pynative_executor.enable_grad"),
+    ("mindspore.graph.api", "_pynative_executor.queue_backward_final_callback"),
+    ("mindspore.graph.api", "_pynative_executor.sync"),
+    ("mindspore.common", "_unsafe_preserve_version_counter"),
+    ("mindspore.common._grad_function", "_Function.apply"),
+    ("mindspore", "Tensor._grad"),
+    ("mindspore", "Tensor._grad_node"),
+    ("mindspore", "Tensor._is_leaf"),
+    ("mindspore", "Tensor._requires_grad"),
+    ("mindspore", "Tensor._update_data"),
+    ("mindspore", "nn.Cell._self_check"),
+    ("mindspore", "nn.Cell._init_check"),
+    ("mindspore.common.seed", "_KERNEL_SEED"),
+    ("mindspore.common.seed", "_GLOBAL_SEED"),
+    ("mindspore.communication.management", "_init_with_store"),
+    ("mindspore.mint.distributed.distributed", "get_cache_group_rank"),
+    ("mindspore.mint.distributed.distributed", "get_cache_group_size"),
+)
+"""Module and dotted name. Underscored instance attributes of Cell (``_params``, ``_cells``, ``_buffers``) are tried on a cell."""
+
+
+def check(names: Iterable[tuple[str, str]] = NAMES, numpy_version: str = numpy.__version__) -> None:
+    """RuntimeError, saying what to install, where a name is missing or numpy is one that MindSpore cannot run with."""
+    if int(numpy_version.partition(".")[0]) >= 2:
+        raise RuntimeError(
+            f"MindSpore {mindspore.__version__} is compiled against NumPy 1.x and fails in its first operation with NumPy "
+            f"{numpy_version}; install 'numpy<2'"
+        )
+    missing = [f"{module}.{name}" for module, name in names if not _has(module, name)]
+    cell = mindspore.nn.Cell()
+    missing = missing + [f"mindspore.nn.Cell().{name}" for name in _CELL_TABLES if not hasattr(cell, name)]
+    if missing:
+        raise RuntimeError(
+            f"MindSpore {mindspore.__version__} lacks what this backend uses of MindSpore {VERSION}: {', '.join(missing)}; "
+            f"install 'mindspore=={VERSION}'"
+        )
+
+
+_CELL_TABLES = ("_params", "_cells", "_buffers")
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+check()
+
+# --- the engine
+run_backward = mindspore._c_expression.run_backward
+executor = importlib.import_module("mindspore.graph.api")._pynative_executor
+Function = importlib.import_module("mindspore.common._grad_function")._Function
+
+requires_grad = operator.attrgetter("_requires_grad")
+is_leaf = operator.attrgetter("_is_leaf")
+grad_node = operator.attrgetter("_grad_node")
+get_grad = operator.attrgetter("_grad")
+
+
+def set_grad(x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
+    """Put the gradient of a leaf."""
+    x._grad = grad
+
+
+def update_data(x: mindspore.Tensor, data: mindspore.Tensor) -> None:
+    """Let the object ``x`` stand for the memory of ``data``; shape, strides and dtype follow, leaf and hooks stay."""
+    x._update_data(data)
+
+
+def preserve_version(xs: Iterable[mindspore.Tensor]) -> Any:
+    """Context in which writes do not count for the engine's check of saved tensors."""
+    return mindspore.common._unsafe_preserve_version_counter(tuple(xs))
+
+
+def leaf_nodes(outputs: Iterable[mindspore.Tensor]) -> list[Any]:
+    """The nodes at the ends of the graph behind ``outputs``, each once: where gradients are gathered."""
+    waiting = [grad_node(x) for x in outputs]
+    seen: set[int] = set()
+    leaves = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node._unique_id() in seen:
+            continue
+        seen.add(node._unique_id())
+        if node.is_leaf():
+            leaves.append(node)
+        waiting.extend(edge[0] for edge in node.next_functions)
+    return leaves
+
+
+def own_copy(x: mindspore.Tensor) -> mindspore.Tensor:
+    """A differentiable, contiguous copy in memory of its own: a plain tensor.
+
+    ``Parameter.copy`` makes another parameter outside of the graph, so a parameter is viewed as a tensor first.
+    """
+    return (x.view(x.shape) if isinstance(x, mindspore.Parameter) else x).copy()
+
+
+# --- cells
+def params_of(cell: mindspore.nn.Cell) -> dict[str, mindspore.Parameter | None]:
+    """A cell's own parameters."""
+    return cell._params
+
+
+def cells_of(cell: mindspore.nn.Cell) -> dict[str, mindspore.nn.Cell | None]:
+    """A cell's direct children."""
+    return cell._cells
+
+
+def buffers_of(cell: mindspore.nn.Cell) -> dict[str, mindspore.Tensor | None]:
+    """A cell's own buffers."""
+    return cell._buffers
+
+
+class FreelyNamedCell(mindspore.nn.Cell):
+    """A cell that does not look into the names that its parameters carry: here names are those of the attributes.
+
+    MindSpore insists at the first call that ``Parameter.name`` is unique in the whole tree, which fails for modules that
+    were put in another's place.
+    """
+
+    def _self_check(self) -> None:
+        """Nothing to insist on."""
+
+    def _init_check(self) -> None:
+        """Parameters hold data from the start."""
+
+
+# --- random numbers
+_seeds = sys.modules["mindspore.common.seed"]
+
+
+def get_seeds() -> tuple[int | None, dict[Any, int]]:
+    """The global seed, and how far each kind of random operation has come with it."""
+    return _seeds._GLOBAL_SEED, dict(_seeds._KERNEL_SEED)
+
+
+def set_seeds(state: tuple[int | None, dict[Any, int]]) -> None:
+    """Put back what :func:`get_seeds` gave."""
+    _seeds._GLOBAL_SEED = state[0]
+    _seeds._KERNEL_SEED.clear()
+    _seeds._KERNEL_SEED.update(state[1])
+
+
+# --- communication
+init_with_store = mindspore.communication.management._init_with_store
+"""``init_process_group`` refuses every device but Ascend; this takes the others as well, and a store."""
+
+
+def name_world_group(name: str) -> None:
+    """Tell point-to-point functions the name of the world.
+
+    Their default argument was bound to Ascend's name when MindSpore was imported, so on CPU they look for a group that
+    does not exist.
+    """
+    for function in (_distributed.get_cache_group_rank, _distributed.get_cache_group_size):
+        # A cached function keeps its defaults on what it wraps.
+        getattr(function, "__wrapped__", function).__defaults__ = (name,)

@@ -1,0 +1,119 @@
+"""Random numbers of MindSpore."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import mindspore
+import numpy as np
+
+from hp_platform.mindspore import _private
+from hp_platform.mindspore._dtypes import NAME_OF, resolve
+from hp_platform.philox import LANES, block_range, words_of_blocks
+from hp_platform.uniform import uniform
+
+
+class MindSporeRandomOps:
+    """Implements :class:`hp_platform.protocols.RandomOps`.
+
+    MindSpore has two sources of randomness: kernels seeded by the global seed and by how often each kind of operation ran
+    with it, and a generator that newer operations share. The state is both.
+    """
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed all generators."""
+        mindspore.manual_seed(seed)
+        # numpy, which MindSpore seeds along, takes 32 bits.
+        mindspore.set_seed(seed % 2**32)
+        _private.set_seeds((seed % 2**32, {}))
+
+    def get_rng_state(self, device: str = "cpu") -> Any:
+        """State of the process' generators."""
+        seed, counts = _private.get_seeds()
+        if seed is None:
+            # Unseeded kernels draw from the system, which has no state: from here on they follow a drawn seed.
+            seed = int.from_bytes(os.urandom(4), "little")
+            _private.set_seeds((seed, counts))
+        return seed, counts, mindspore.get_rng_state().asnumpy().tobytes()
+
+    def set_rng_state(self, state: Any, device: str = "cpu") -> None:
+        """Put a state back."""
+        seed, counts, generator = state
+        _private.set_seeds((seed, counts))
+        mindspore.set_rng_state(mindspore.Tensor(np.frombuffer(generator, np.uint8).copy()))
+
+    def random_bits(
+        self, seed: int, stream: int, start: int, count: int, device: str = "cpu"
+    ) -> mindspore.Tensor:
+        """Words of the Philox sequence."""
+        made: mindspore.Tensor = self.to_device(  # type: ignore[attr-defined]
+            mindspore.Tensor(_words(seed, stream, start, count)), device
+        )
+        return made
+
+    def uniform(
+        self,
+        shape: tuple[int, ...],
+        low: float,
+        high: float,
+        *,
+        seed: int,
+        dtype: Any = None,
+        device: str = "cpu",
+    ) -> mindspore.Tensor:
+        """Uniform numbers, computed by numpy: MindSpore rounds a Python number to float32 before it meets a float64 tensor."""
+        wanted = mindspore.float32 if dtype is None else resolve(dtype)
+        numbers = uniform(_Numpy(), shape, low, high, seed=seed, dtype=NAME_OF[wanted])  # type: ignore[arg-type]
+        made: mindspore.Tensor = self.to_device(  # type: ignore[attr-defined]
+            mindspore.Tensor(numbers).astype(wanted), device
+        )
+        return made
+
+
+def _words(seed: int, stream: int, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    first, last = block_range(start, count)
+    # The products of the cipher fill 64 bits: see the note in hp_platform.philox.
+    with np.errstate(over="ignore"):
+        lanes = words_of_blocks(np.arange(first, last, dtype=np.int64), seed, stream)
+    words = np.stack([np.broadcast_to(lane, (last - first,)) for lane in lanes], axis=1).reshape(-1)
+    return np.ascontiguousarray(words[start - first * LANES :][:count])
+
+
+class _Numpy:
+    """The few primitives that :func:`hp_platform.uniform.uniform` needs, on numpy arrays. Dtypes are names."""
+
+    def dtype(self, name: str) -> str:
+        return name
+
+    def dtype_name(self, dtype: str) -> str:
+        return dtype
+
+    def random_bits(self, seed: int, stream: int, start: int, count: int, device: str = "cpu") -> Any:
+        return _words(seed, stream, start, count)
+
+    def reshape(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.reshape(shape)
+
+    def split(self, x: Any, sizes: tuple[int, ...], dim: int) -> list[Any]:
+        return np.split(x, np.cumsum(sizes)[:-1], dim)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            return _rounded_to_bfloat16(x.astype(np.float32))
+        return x.astype(dtype)
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: str, device: str) -> Any:
+        return self.cast(np.full(shape, value), dtype)
+
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        return np.where(condition, x, y)
+
+
+def _rounded_to_bfloat16(x: Any) -> Any:
+    """float32 with the values that bfloat16 has, to nearest, ties to even."""
+    bits = x.view(np.uint32)
+    odd = (bits >> 16) & 1
+    return ((bits + 0x7FFF + odd) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+

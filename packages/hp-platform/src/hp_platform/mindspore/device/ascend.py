@@ -1,0 +1,16 @@
+"""Ascend under MindSpore, through its public API. Not run on hardware."""
+
+from __future__ import annotations
+
+from hp_platform.mindspore.device._accelerator import AcceleratorDevice
+
+
+class AscendDevice(AcceleratorDevice):
+    """Handle of ``"npu"``."""
+
+    name = "npu"
+    target = "Ascend"
+    comm_backend = "hccl"
+    missing = frozenset(
+        {"float64_compute", "reduce_float64", "coalesced", "version_counter"}
+    )

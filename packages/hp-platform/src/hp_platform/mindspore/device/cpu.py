@@ -1,0 +1,33 @@
+"""The processor under MindSpore."""
+
+from __future__ import annotations
+
+from hp_platform.host_device import HostDevice
+from hp_platform.mindspore._private import executor
+
+
+class CpuDevice(HostDevice):
+    """Handle of ``"cpu"``."""
+
+    comm_backend = "mccl"
+    missing = frozenset(
+        {
+            "bfloat16_compute",
+            "in_place_arithmetic",
+            "coalesced",
+            "streams",
+            "memory_stats",
+            "version_counter",
+        }
+    )
+
+    def why_not(self) -> str:
+        """There is always a processor."""
+        return "it is"
+
+    def synchronize(self) -> None:
+        """Wait for MindSpore's own threads, which run behind the program. Raises what failed there.
+
+        ``mindspore.runtime.synchronize`` logs an error on CPU at its first call and does nothing.
+        """
+        executor.sync()

@@ -1,0 +1,22 @@
+"""GPUs under MindSpore, through its public API. Not run on hardware."""
+
+from __future__ import annotations
+
+from hp_platform.mindspore.device._accelerator import AcceleratorDevice
+
+
+class GpuDevice(AcceleratorDevice):
+    """Handle of ``"cuda"``."""
+
+    name = "cuda"
+    target = "GPU"
+    comm_backend = "nccl"
+    # Which kernels MindSpore's GPU build has was not tried: nothing is promised that its CPU build lacks.
+    missing = frozenset(
+        {
+            "bfloat16_compute",
+            "in_place_arithmetic",
+            "coalesced",
+            "version_counter",
+        }
+    )
