@@ -31,6 +31,9 @@ NAMES_OF_FRAMEWORKS_AND_DEVICES = frozenset({"torch", "mindspore", "cuda", "npu"
 NAME_HOLDERS = re.compile(r"(^|_)(platform_type|platform_name|device_type|device_name|backend_name)$")
 DEVICE_MODULE = re.compile(r"\btorch\s*\.\s*(cuda|npu)\b")
 
+# In-place by name, but they set a flag and no number: they work on both frameworks.
+FLAG_SETTERS = frozenset({"requires_grad_"})
+
 SILENT = "MindSpore on CPU ignores in-place arithmetic silently: the tensor keeps its old value"
 
 
@@ -49,12 +52,8 @@ def in_place_method(tree: ast.AST) -> Iterator[Finding]:
     """`x.add_(y)`: a method that ends in one underscore, on anything but the platform."""
     for call, method in _method_calls(tree):
         name, receiver = method.attr, method.value
-        if (
-            name.endswith("_")
-            and not name.endswith("__")
-            and not name.startswith("__")
-            and not is_platform(receiver)
-        ):
+        in_place = name.endswith("_") and not name.endswith("__") and name not in FLAG_SETTERS
+        if in_place and not is_platform(receiver):
             text = ast.unparse(receiver)
             yield Finding(
                 call.lineno,
@@ -168,7 +167,9 @@ def _may_take_out(function: ast.expr) -> bool:
         receiver = function.value
         if is_platform(receiver) or _last_name(receiver) in COLLECTIVE_RECEIVERS:
             return True
-    return _last_name(function).lstrip("_").startswith(COLLECTIVE_NAMES)
+    name = _last_name(function)
+    # A class is not a tensor function, and replace makes a dataclass anew: there `out` is a field.
+    return name[:1].isupper() or name == "replace" or name.lstrip("_").startswith(COLLECTIVE_NAMES)
 
 
 def _in_place_function(operator: ast.operator) -> str:
