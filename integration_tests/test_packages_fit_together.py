@@ -27,7 +27,9 @@ def test_every_sibling_is_within_the_declared_bounds(name: str) -> None:
     siblings = [need for need in needs if need.name in DISTRIBUTIONS and need.marker is None]
     assert siblings or name == "hp-platform"
     for need in siblings:
-        assert need.specifier.contains(version(need.name)), f"{name} needs {need}, {version(need.name)} is installed"
+        assert need.specifier.contains(version(need.name)), (
+            f"{name} needs {need}, {version(need.name)} is installed"
+        )
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
