@@ -1,5 +1,31 @@
-"""Sharded tensors."""
+"""hp-dtensor: sharded tensors that give the unsharded program's numbers.
 
-from hp_dtensor.__about__ import __version__
+Read in this order: :mod:`placements`, :mod:`chunk` and :mod:`spec` (where the pieces lie), :mod:`conversions` and
+:mod:`redistribution` (how they move), :mod:`dtensor` and :mod:`creation` (the public class), :mod:`dispatch` and
+:mod:`marks` (how operations run), :mod:`rules` (what they do with placements), :mod:`rule_checker`.
+Importing this package imports no framework.
+"""
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING
+
+from hp_dtensor.__about__ import __version__ as __version__
+from hp_platform.lazy import attach
+
+if TYPE_CHECKING:
+    from hp_dtensor.creation import distribute_tensor as distribute_tensor
+    from hp_dtensor.native import DTensor as DTensor
+    from hp_dtensor.placements import Partial as Partial
+    from hp_dtensor.placements import Placement as Placement
+    from hp_dtensor.placements import Replicate as Replicate
+    from hp_dtensor.placements import Shard as Shard
+
+_WHERE = {
+    "DTensor": "native",
+    "Partial": "placements",
+    "Placement": "placements",
+    "Replicate": "placements",
+    "Shard": "placements",
+    "distribute_tensor": "creation",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

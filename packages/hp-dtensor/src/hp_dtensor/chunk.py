@@ -10,7 +10,9 @@ from __future__ import annotations
 def chunk_length(n: int, num_chunks: int) -> int:
     """Length of the longest chunk, ``ceil(n / num_chunks)``: what padded buffers reserve per rank."""
     if n < 0 or num_chunks < 1:
-        raise ValueError(f"cannot cut {n} things into {num_chunks} chunks: n >= 0 and num_chunks >= 1 are needed")
+        raise ValueError(
+            f"cannot cut {n} things into {num_chunks} chunks: n >= 0 and num_chunks >= 1 are needed"
+        )
     return -(-n // num_chunks)
 
 
@@ -18,7 +20,9 @@ def chunk_offset(n: int, num_chunks: int, index: int) -> int:
     """Where chunk ``index`` begins, in things; an empty chunk begins at ``n``."""
     length = chunk_length(n, num_chunks)
     if not 0 <= index < num_chunks:
-        raise ValueError(f"there is no chunk {index} among {num_chunks}: the index runs from 0 to {num_chunks - 1}")
+        raise ValueError(
+            f"there is no chunk {index} among {num_chunks}: the index runs from 0 to {num_chunks - 1}"
+        )
     return min(length * index, n)
 
 

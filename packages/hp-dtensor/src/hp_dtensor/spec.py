@@ -144,4 +144,4 @@ def local_block(
 
 def shown(placements: Sequence[object]) -> str:
     """For messages: ``(Shard(0), Replicate())``."""
-    return f"({', '.join(map(repr, placements))})"
+    return repr(tuple(placements))

@@ -1,0 +1,67 @@
+"""The marks of a tensor: identities whose backward sums the gradient of a Replicate that is used differently.
+
+[Note: lifetime of a mark] Three projections of one activation must cost one reduction, so a mark is kept with its DTensor,
+per set of mesh dims, while the local tensor is the same object at the same version. It is not made where no gradient is
+recorded. Its own backward drops it: kept over steps, all reductions of weights would run at the very end of backward and
+overlap would be lost. The mark knows its keeper weakly, so that nothing lives in a cycle.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from hp_dtensor import conversions
+from hp_dtensor.spec import Spec
+from hp_platform import get_platform
+
+Tensor = Any
+
+
+class _Kept(NamedTuple):
+    marked: Tensor
+    source: Tensor
+    version: int
+
+
+class Marks:
+    """The marks of one DTensor."""
+
+    __slots__ = ("__weakref__", "by_dims")
+
+    def __init__(self) -> None:
+        self.by_dims: dict[tuple[int, ...], _Kept] = {}
+
+    def get(self, local: Tensor, spec: Spec, dims: tuple[int, ...]) -> Tensor:
+        """``local`` behind the mark for these mesh dims, found or made."""
+        version = get_platform().version(local)
+        kept = self.by_dims.get(dims)
+        if kept is None or kept.source is not local or kept.version != version:
+            keeper = weakref.ref(self)
+
+            def used() -> None:
+                marks = keeper()
+                if marks is not None:
+                    marks.by_dims.pop(dims, None)
+
+            kept = _Kept(mark(local, spec, dims, used), local, version)
+            self.by_dims[dims] = kept
+        return kept.marked
+
+
+def marked(x: Any, dims: tuple[int, ...]) -> Tensor:
+    """The local tensor of the DTensor ``x`` for an operation that differs along these mesh dims."""
+    local, platform = x._local, get_platform()
+    if not (platform.requires_grad(local) and platform.is_grad_enabled()):
+        return local
+    if x._marks is None:
+        x._marks = Marks()
+    return x._marks.get(local, x._spec, dims)
+
+
+def mark(local: Tensor, spec: Spec, dims: tuple[int, ...], used: Any = None) -> Tensor:
+    """A new mark on a local tensor of ``spec``; the tensor itself where no gradient is recorded."""
+    platform = get_platform()
+    if not (platform.requires_grad(local) and platform.is_grad_enabled()):
+        return local
+    return conversions.mark(local, tuple(spec.mesh.get_group(dim) for dim in dims), used)

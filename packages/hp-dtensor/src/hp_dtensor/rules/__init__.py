@@ -1,0 +1,6 @@
+"""The rules by family; importing this package enters all of them in :data:`hp_dtensor.rules.registry.RULES`."""
+
+from hp_dtensor.rules import elementwise, matmul, reduction, view
+from hp_dtensor.rules.registry import RULES, Outcome, Rule, rule
+
+__all__ = ["RULES", "Outcome", "Rule", "elementwise", "matmul", "reduction", "rule", "view"]
