@@ -115,7 +115,9 @@ class TorchTensorOps:
     def alias(self, x: torch.Tensor) -> torch.Tensor:
         """The same memory under a storage of its own."""
         if not x.is_contiguous():
-            raise ValueError(f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {x.stride()}")
+            raise ValueError(
+                f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {x.stride()}"
+            )
         x = x.detach()
         if x.numel() == 0:
             return torch.empty_like(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,8 +28,8 @@ class TorchWorldOps:
 
     def __init__(self, devices: dict[str, TorchDevice]) -> None:
         self._devices = devices
-        self._rendezvous: Any = None
-        self._num_worlds = 0
+        self._servers: dict[tuple[str, int], Any] = {}
+        self._num_worlds: Counter[tuple[str, int]] = Counter()
 
     def create_world(
         self,
@@ -71,14 +72,23 @@ class TorchWorldOps:
         return dist.group.WORLD, backend, dist.distributed_c10d._get_default_store()
 
     def _meet(self, rank: int, world_size: int, timeout: timedelta) -> Any:
-        """The store of the next world: one server for the life of the process, and a part of its keys for each world.
+        """The store of the next world: one server per address for the life of the process, with keys of its own for each world.
 
         A new server for every world would race: a quick rank would reach the server of the world that is being ended.
         """
-        if self._rendezvous is None:
-            self._rendezvous = _new_store(rank, world_size, timeout)
-        self._num_worlds += 1
-        return dist.PrefixStore(f"world{self._num_worlds}", self._rendezvous)
+        if world_size == 1:
+            return dist.HashStore()  # nobody to meet: no port is needed
+        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        if not host or not port:
+            raise RuntimeError(
+                f"rank {rank} of {world_size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT "
+                "(torchrun and hp_platform.launch.spawn do), or pass init_method or store"
+            )
+        address = (host, int(port))
+        if address not in self._servers:
+            self._servers[address] = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout)
+        self._num_worlds[address] += 1
+        return dist.PrefixStore(f"world{self._num_worlds[address]}", self._servers[address])
 
     def adopt_world(self) -> tuple[Any, str, Any] | None:
         """The world that the user made with torch.distributed, if any."""
@@ -132,15 +142,3 @@ class TorchWorldOps:
     def can_coalesce(self, device_type: str) -> bool:
         """Whether several collectives go in one launch."""
         return self._devices[device_type].comm.coalesces
-
-
-def _new_store(rank: int, world_size: int, timeout: timedelta) -> Any:
-    if world_size == 1:
-        return dist.HashStore()  # nobody to meet: no port is needed
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port:
-        raise RuntimeError(
-            f"rank {rank} of {world_size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT "
-            "(torchrun and hp_platform.launch.spawn do), or pass init_method or store"
-        )
-    return dist.TCPStore(address, int(port), world_size, is_master=rank == 0, timeout=timeout)

@@ -1,0 +1,203 @@
+"""What only the torch backend has to get right: torch's own quirks behind the platform's functions."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from hp_platform.torch import TorchPlatform, build_platform
+
+
+@pytest.fixture(scope="module")
+def platform() -> TorchPlatform:
+    return build_platform()
+
+
+def test_functions_that_torch_has_are_torchs_own(platform: TorchPlatform) -> None:
+    assert platform.matmul is torch.matmul
+    assert platform.linear is torch.nn.functional.linear
+    assert platform.Module is torch.nn.Module
+    assert platform.no_grad is torch.no_grad
+
+
+def test_every_torch_dtype_with_a_name_is_known(platform: TorchPlatform) -> None:
+    for name in ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "complex128"):
+        assert platform.dtype_name(platform.dtype(name)) == name
+    x = torch.tensor([1.5, -2.0]).to(torch.float8_e5m2)
+    assert platform.to_numpy(x).tolist() == [1.5, -2.0]
+    assert platform.to_numpy(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
+
+
+def test_a_read_only_array_and_a_tensor_become_tensors_without_a_warning(platform: TorchPlatform) -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    assert platform.tensor(array).tolist() == [0.0, 1.0, 2.0]
+    source = torch.ones(2, requires_grad=True)
+    copy = platform.tensor(source, "float64")
+    assert (copy.dtype, copy.requires_grad) == (torch.float64, False)
+    assert platform.tensor(source).data_ptr() != source.data_ptr()
+
+
+def test_defaults_do_not_follow_torchs_default_dtype(platform: TorchPlatform) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (
+            platform.zeros((1,)).dtype
+            == platform.empty((1,)).dtype
+            == platform.full((1,), 2).dtype
+            == torch.float32
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_lists_that_do_not_pair_up_are_refused(platform: TorchPlatform) -> None:
+    with pytest.raises(ValueError, match="1 and 2"):
+        platform.foreach_copy_([torch.ones(1)], [torch.ones(1)] * 2)
+    with pytest.raises(ValueError, match="1 and 0"):
+        platform.foreach_split([torch.ones(1)], [])
+
+
+def test_the_gradient_of_a_result_is_refused_rather_than_missing(platform: TorchPlatform) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    with pytest.raises(ValueError, match="keeps no gradient"):
+        platform.get_grad(y)
+    y.retain_grad()
+    platform.backward([y.sum()])
+    grad = platform.get_grad(y)
+    assert grad is not None
+    assert grad.tolist() == [1.0, 1.0]
+
+
+def test_a_recurrent_layer_computes_with_the_tensor_put_in_a_parameters_place(
+    platform: TorchPlatform,
+) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.LSTM(2, 2), torch.ones(3, 1, 2)
+    before, parameter = layer(x)[0].detach(), layer.weight_hh_l0
+    platform.set_parameter(layer, "weight_hh_l0", torch.zeros(8, 2))
+    assert not torch.equal(layer(x)[0], before)
+    platform.set_parameter(layer, "weight_hh_l0", parameter)
+    assert torch.equal(layer(x)[0], before)
+    assert [name for name, _ in layer.named_parameters()][1] == "weight_hh_l0"
+
+
+def test_modules_of_torch_are_walked_like_our_own(platform: TorchPlatform) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    assert [name for name, _ in platform.named_parameters(model)] == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+    ]
+    assert next(iter(dict(platform.named_buffers(model)))) == "1.running_mean"
+    platform.set_submodule(model, "1", torch.nn.Identity())
+    assert isinstance(model[1], torch.nn.Identity)
+
+
+def test_an_absent_device_says_what_is_missing(platform: TorchPlatform) -> None:
+    for kind in {"cuda", "npu"} - set(platform.device_types()):
+        with pytest.raises(RuntimeError) as caught:
+            platform.device(kind)
+        message = str(caught.value)
+        assert f"'{kind}'" in message
+        assert "available: " in message
+        assert "cpu" in message
+        assert any(
+            reason in message
+            for reason in ("built without CUDA", "sees no", "not installed", "does not load")
+        )
+
+
+def test_torch_npu_without_cann_is_an_absent_device(tmp_path: Any) -> None:
+    # A package of that name which fails as the real one does where CANN's libraries are missing.
+    (tmp_path / "torch_npu.py").write_text(
+        "raise ImportError('libhccl.so: cannot open shared object file')\n"
+    )
+    script = (
+        "from hp_platform.torch import build_platform\n"
+        "p = build_platform()\n"
+        "assert 'npu' not in p.device_types(), p.device_types()\n"
+        "try:\n    p.device('npu')\nexcept RuntimeError as e:\n    print(e)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "NPU_EMULATOR": "0",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "torch_npu does not load: libhccl.so: cannot open shared object file" in result.stdout
+
+
+@pytest.fixture
+def world_of_one(platform: TorchPlatform, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``make(**changes)`` of create_world's arguments; the world is destroyed afterwards."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not dist.is_initialized(), "this process must not be a rank of another world"
+    defaults = dict.fromkeys(("backend", "init_method", "store", "device_id", "options"))
+    given = {"device_type": "cpu", "rank": 0, "world_size": 1, "timeout": timedelta(seconds=20)}
+    yield lambda **changes: platform.create_world(**{**defaults, **given, **changes})
+    if dist.is_initialized():
+        platform.destroy_group(None)
+
+
+def test_a_world_of_one_needs_no_address(platform: TorchPlatform, world_of_one: Any) -> None:
+    assert platform.adopt_world() is None
+    group, name, store = world_of_one()
+    assert (name, platform.native_ranks(group), platform.native_rank(group)) == ("gloo", (0,), 0)
+    platform.store_set(store, "key", b"value")
+    assert platform.store_get(store, "key") == b"value"
+    platform.destroy_group(None)
+    assert not dist.is_initialized()
+
+
+def test_ranks_without_a_meeting_place_are_told_what_to_set(world_of_one: Any) -> None:
+    with pytest.raises(RuntimeError, match="rank 1 of 2 .* set MASTER_ADDR and MASTER_PORT"):
+        world_of_one(rank=1, world_size=2)
+
+
+def test_a_given_store_or_method_is_used(platform: TorchPlatform, world_of_one: Any, tmp_path: Any) -> None:
+    given = dist.HashStore()
+    _, _, store = world_of_one(store=given)
+    platform.store_set(store, "key", b"value")
+    assert any("key" in key for key in given.list_keys())
+    platform.destroy_group(None)
+    world_of_one(init_method=f"file://{tmp_path}/meet")
+    assert dist.get_world_size() == 1
+
+
+def test_under_torchrun_its_own_store_is_used(world_of_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    agent = dist.TCPStore("127.0.0.1", port, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    _, _, store = world_of_one()  # would fail to listen on the port if it made a store of its own
+    store.set("ours", "1")
+    assert agent.num_keys() > 0
+
+
+def test_a_world_that_the_user_made_is_adopted(platform: TorchPlatform, world_of_one: Any) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    adopted = platform.adopt_world()
+    assert adopted is not None
+    group, name, store = adopted
+    assert (group, name) == (dist.group.WORLD, "gloo")
+    assert store is not None
