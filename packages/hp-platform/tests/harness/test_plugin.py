@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -451,3 +453,15 @@ def test_world_without_the_decorator_is_refused(run) -> None:
     result.stdout.fnmatch_lines(
         ["*the fixture `world` belongs to tests that are marked with @distributed(...)"]
     )
+
+
+def test_the_harness_imports_no_framework() -> None:
+    script = (
+        "import sys, hp_platform.testing.plugin, hp_platform.launch, hp_platform.testing.parity, hp_platform.testing.counting\n"
+        "print(sorted({'torch', 'torch_npu', 'mindspore', 'numpy'} & set(sys.modules)))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")

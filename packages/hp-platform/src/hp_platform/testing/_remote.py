@@ -65,6 +65,7 @@ def prepare(backend_name: str, init: bool, timeout: timedelta, filters: Filters)
 
             device = get_platform().device(backend.device_type).current()
             init_process_group(timeout=timeout, device_id=device)
+            meet(0)  # backends make their connections at the first collective, which takes longer than others
 
 
 def run_test(call: TestCall) -> Outcome:
@@ -100,12 +101,13 @@ def meet(number: int) -> list[int]:
     """The ``number`` that each rank came here with: one tiny all_gather on the world.
 
     A rank that has started one collective more or less than the others in the test before makes this one fail, wait in
-    vain, or give other numbers.
+    vain, or give other numbers. What the device still had to do, or to complain of, comes before it.
     """
     from hp_platform import collectives
     from hp_platform.process_groups import world_device
 
     platform = get_platform()
+    platform.device(world_device()).synchronize()
     mine = platform.full((1,), number, platform.dtype("int64"), world_device())
     return [int(x) for x in platform.to_numpy(collectives.all_gather(mine))]
 

@@ -167,7 +167,7 @@ def prepare_worker(backend: Backend) -> None:
     """What a backend wants once per worker process, before its first test."""
     if backend.name == "mindspore":
         # Errors of asynchronous kernels would surface in a later, innocent test.
-        importlib.import_module("hp_platform.mindspore").launch_blocking()
+        importlib.import_module("hp_platform.mindspore.blocking").launch_blocking()
 
 
 def _names(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
