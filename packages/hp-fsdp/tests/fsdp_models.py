@@ -116,9 +116,7 @@ class Program:
         if self.vocabulary:
             ids = random.integers(0, self.vocabulary, (ROWS, 2))
             return maker.platform.tensor(ids, "int64", maker.device)
-        return maker.platform.tensor(
-            random.uniform(-1, 1, (ROWS, self.width)), maker.dtype, maker.device
-        )
+        return maker.platform.tensor(random.uniform(-1, 1, (ROWS, self.width)), maker.dtype, maker.device)
 
     def shard(self, model: Any, mesh: DeviceMesh, **kwargs: Any) -> Any:
         for name in self.units:
@@ -276,7 +274,9 @@ def numpy_of(platform: Any, model: Any, value: Callable[[Any], Any]) -> dict[str
     return found
 
 
-def whole(world: World, model: Any, shapes: dict[str, tuple[int, ...]], mesh: DeviceMesh, value: Any) -> dict[str, Any]:
+def whole(
+    world: World, model: Any, shapes: dict[str, tuple[int, ...]], mesh: DeviceMesh, value: Any
+) -> dict[str, Any]:
     """The same of a sharded model, put together from all ranks by an independent route."""
     platform, group = world.platform, mesh.get_group(mesh.ndim - 1)
     found = {}

@@ -37,7 +37,7 @@ class UnitHooks:
         if unit.precision.input_dtype is not None:
             args, kwargs = self._cast((args, kwargs), unit.precision.input_dtype)
         if context.in_backward:  # [Note: recompute]
-            unit.unshard()
+            unit.show()
             return args, kwargs
         refresh(unit, context)
         if platform.is_grad_enabled():
@@ -54,6 +54,7 @@ class UnitHooks:
         context.leave(unit)
         if unit.precision.output_dtype is not None:
             output = self._cast(output, unit.precision.output_dtype)
+        unit.hide()
         if context.in_backward:  # [Note: recompute]
             return output
         if not platform.is_grad_enabled():

@@ -16,13 +16,13 @@ class HSDPModule:
     """Mixed into the class of every module that ``fully_shard`` was called on. Not to be instantiated."""
 
     def unshard(self) -> None:
-        """Gather this unit's parameters now, and let the module show them whole. The next forward finds them there.
+        """Gather this unit's parameters now, and let the module show them whole, until :meth:`reshard` or the next forward's end.
 
-        Without effect if they are. Writing to whole parameters changes nothing: the shards count.
+        That forward finds them there. Writing to whole parameters changes nothing: the shards count.
         Communication: one all-gather per compute dtype over the shard group; all its ranks must call.
         """
         unit = _unit(self)
-        unit.unshard()
+        unit.show()
         unit.gathered_in_pass = None
 
     def reshard(self) -> None:
@@ -51,9 +51,9 @@ class HSDPModule:
             unit.reshard_as_told = flag
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters in this module, also of those whose shards are not shown just now.
+        """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation.
 
-        ``set_to_none`` False: fill them with zeros. Gradients that wait for a synchronisation are dropped too. No communication.
+        ``set_to_none`` False: fill them with zeros. No communication.
         """
         platform = get_platform()
         for unit in units_in(platform, self):

@@ -96,9 +96,9 @@ def reshards_after_forward(unit: Unit) -> bool:
 
 
 def refresh(unit: Unit, context: RootContext) -> None:
-    """Have the unit's whole parameters there, of the present pass."""
+    """Show the unit's whole parameters, as they are in the present pass."""
     stale = unit.gathered_in_pass is not None and unit.gathered_in_pass != context.pass_number
-    if unit.state is ShardState.UNSHARDED and stale:
+    if unit.state is not ShardState.SHARDED and stale:
         unit.gather()
-    unit.unshard()
+    unit.show()
     unit.gathered_in_pass = context.pass_number

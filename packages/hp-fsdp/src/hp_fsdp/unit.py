@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 class ShardState(enum.Enum):
-    """Which tensors hang in the unit's modules."""
+    """Where the unit's parameters are. [Note: shown only in forward] Modules show whole parameters while forward runs, and
+    shards at all other times: optimizers, ``zero_grad`` and state dicts between forward and backward meet shards.
+    """
 
     SHARDED = "sharded"
-    """The shards; no memory is held for whole parameters."""
-    UNSHARDED = "unsharded"
-    """The whole parameters."""
+    """No memory is held for whole parameters; the modules show the shards."""
+    GATHERED = "gathered"
+    """Whole parameters are there, for backward or for the next forward; the modules show the shards."""
+    SHOWN = "shown"
+    """Whole parameters are there, and the modules show them."""
 
 
 @dataclass(eq=False)
@@ -109,13 +113,28 @@ class Unit:
 
     # --- gathering
     def unshard(self) -> None:
-        """Gather, and let the modules show whole parameters. Nothing to do if they do already.
+        """Have the whole parameters there. Nothing to do if they are.
 
         Communication: one all-gather per compute dtype over the shard group.
         """
         if self.state is ShardState.SHARDED:
             self.gather()
-            self._show(ShardState.UNSHARDED)
+            self.state = ShardState.GATHERED
+
+    def show(self) -> None:
+        """Have the whole parameters there, and let the modules show them."""
+        self.unshard()
+        if self.state is ShardState.GATHERED:
+            for param in self.params:
+                param.show_full(self._gradient_came)
+            self.state = ShardState.SHOWN
+
+    def hide(self) -> None:
+        """Let the modules show shards; whole parameters that are there stay."""
+        if self.state is ShardState.SHOWN:
+            for param in self.params:
+                param.show_shard()
+            self.state = ShardState.GATHERED
 
     def gather(self) -> None:
         """Fill the whole tensors with the shards' present values, also if they are filled already."""
@@ -130,19 +149,12 @@ class Unit:
                 platform.foreach_copy_(targets, [values for _, values in parts])
 
     def reshard(self) -> None:
-        """Let the modules show shards, and free the whole parameters. No communication."""
-        if self.state is ShardState.UNSHARDED:
-            self._show(ShardState.SHARDED)
+        """Free the whole parameters. No communication."""
+        self.hide()
+        if self.state is ShardState.GATHERED:
             for param in self.params:
                 param.free()
-
-    def _show(self, state: ShardState) -> None:
-        self.state = state
-        for param in self.params:
-            if state is ShardState.UNSHARDED:
-                param.show_full(self._gradient_came)
-            else:
-                param.show_shard()
+            self.state = ShardState.SHARDED
 
     # --- backward
     def before_backward(self, uses: Uses) -> None:

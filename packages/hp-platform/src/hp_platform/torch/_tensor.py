@@ -81,8 +81,9 @@ class TorchTensorOps:
 
     def to_numpy(self, x: torch.Tensor) -> Any:
         """A copy on the host."""
-        host = x.detach().to("cpu", torch.float32 if x.dtype in WITHOUT_NUMPY else x.dtype)
-        return host.resolve_conj().resolve_neg().numpy().copy()
+        # Copied by torch, not by numpy: a storage that numpy has looked into can never be resized again.
+        host = x.detach().to("cpu", torch.float32 if x.dtype in WITHOUT_NUMPY else x.dtype, copy=True)
+        return host.resolve_conj().resolve_neg().numpy()
 
     def is_tensor(self, x: Any) -> bool:
         """Whether it is a torch tensor."""
