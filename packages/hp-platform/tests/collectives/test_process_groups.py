@@ -51,6 +51,16 @@ def test_split_group_gives_the_part_that_holds_this_rank(world: World) -> None:
     assert (hp_platform.split_group(split_ranks=[[0]]) is None) == (world.rank != 0)
 
 
+@distributed(world_size=3, min_world_size=3)
+def test_members_may_have_made_different_numbers_of_groups_before(world: World) -> None:
+    if world.rank < 2:
+        assert _sum_of_ranks(world, hp_platform.group_of([0, 1])) == 1
+    if world.rank > 0:
+        assert _sum_of_ranks(world, hp_platform.group_of([1, 2])) == 3
+    if world.rank != 1:
+        assert _sum_of_ranks(world, hp_platform.group_of([0, 2])) == 2
+
+
 @distributed(world_size=2, isolated=True)
 def test_groups_that_the_framework_made_are_adopted(world: World) -> None:
     native = world.platform.new_group((0, 1), timedelta(seconds=30))

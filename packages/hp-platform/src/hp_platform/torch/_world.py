@@ -30,6 +30,7 @@ class TorchWorldOps:
         self._devices = devices
         self._servers: dict[tuple[str, int], Any] = {}
         self._num_worlds: Counter[tuple[str, int]] = Counter()
+        self._num_groups: Counter[tuple[int, ...]] = Counter()
 
     def create_world(
         self,
@@ -109,8 +110,29 @@ class TorchWorldOps:
         return group.rank()
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta, backend: str | None = None) -> Any:
-        """A group made by its members alone."""
-        return dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
+        """A group made by its members alone.
+
+        [Note: names of groups] The members meet under the group's name. torch.distributed.new_group makes one of the ranks
+        and the *number of groups that this process has*, which differs between ranks that belong to different groups (they
+        would wait for each other in vain), and which repeats after a destroy (they would find the dead group's addresses).
+        So the name is made here: of the ranks, and of how often just these ranks have made a group, which all of them know.
+        """
+        key = tuple(ranks)
+        self._num_groups[key] += 1
+        name = f"hp:{'_'.join(map(str, key))}:{self._num_groups[key]}"
+        world = dist.group.WORLD
+        backend = backend or dist.get_backend_config(world)
+        group, _ = dist.distributed_c10d._new_process_group_helper(
+            len(key),
+            key.index(dist.get_rank()),
+            list(key),
+            backend,
+            dist.distributed_c10d._get_default_store(),
+            name,
+            timeout=timeout,
+        )
+        dist.distributed_c10d._world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(key)}
+        return group
 
     def destroy_group(self, group: Any) -> None:
         """Free one group, or the world."""
