@@ -1,15 +1,15 @@
 """Which functions of the frameworks follow which rule, by name. The adapters look the names up; a name may have several homes.
 
-torch: methods and functions of Tensor, torch, torch.nn.functional and torch.special. One operation has several identities
-there (``x ** 2`` is neither Tensor.pow nor torch.pow), so every spelling stands here.
-MindSpore: names of the primitives that its functions, methods and operators end in.
+FUNCTIONS: methods of both frameworks' tensors; on torch also functions of torch, torch.nn.functional and torch.special. One
+operation has several identities (``x ** 2`` is neither Tensor.pow nor torch.pow), so every spelling stands here.
+PRIMITIVES: what MindSpore's functions and operators end in.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_TORCH_POINTWISE: Final = """
+_POINTWISE: Final = """
     abs absolute __abs__ acos arccos acosh arccosh asin arcsin asinh arcsinh atan arctan atanh arctanh ceil cos cosh
     deg2rad rad2deg digamma erf erfc erfinv exp exp2 expm1 fix floor frac isfinite isinf isnan isneginf isposinf isreal
     lgamma log log10 log1p log2 logit nan_to_num reciprocal round rsqrt sigmoid sgn sign signbit sin sinc sinh sqrt square
@@ -25,10 +25,10 @@ _TORCH_POINTWISE: Final = """
 """
 """Elementwise and not linear. Casts to whole numbers are among them: they truncate."""
 
-TORCH: Final[dict[str, str]] = {
-    "pointwise": _TORCH_POINTWISE,
+FUNCTIONS: Final[dict[str, str]] = {
+    "pointwise": _POINTWISE,
     "identity": "neg negative __neg__ positive __pos__ clone contiguous float double half bfloat16",
-    "cast": "to",
+    "cast": "to astype",
     "add": "add __add__ __radd__ sub subtract __sub__ rsub __rsub__",
     "mul": "mul multiply __mul__ __rmul__",
     "div": "div divide true_divide __div__ __truediv__",
@@ -50,7 +50,7 @@ TORCH: Final[dict[str, str]] = {
     "expand": "expand broadcast_to",
 }
 
-MINDSPORE: Final[dict[str, str]] = {
+PRIMITIVES: Final[dict[str, str]] = {
     "pointwise": """
         Abs ACos Acosh AcosExt AcoshExt Asin AsinExt Asinh AsinhExt Atan AtanExt Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Exp2
         Expm1 Floor FloorDiv FloorDivScalar FloorMod FracExt IsFinite IsInf IsNan Log Log10 Log1p Log2 LogicalNot Reciprocal

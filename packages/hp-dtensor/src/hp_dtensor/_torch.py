@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hp_dtensor._names import TORCH
+from hp_dtensor._names import FUNCTIONS
 from hp_dtensor.dispatch import build_dispatch, no_rule
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.rules import RULES
@@ -26,7 +26,7 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 
 class _Caches(torch.Tensor):
     # Slots of a base class: copies of a tensor's state (its __dict__ and own slots) leave them out.
-    __slots__ = ("_grad", "_marks")
+    __slots__ = ("_grad_dtensor", "_marks")
 
 
 class DTensor(DTensorMethods, _Caches):
@@ -38,7 +38,7 @@ class DTensor(DTensorMethods, _Caches):
     def _wrap(local: torch.Tensor, spec: Spec) -> DTensor:
         # Positional: keywords would cost half as much again.
         x = _make_wrapper(DTensor, spec.shape, None, None, None, local.dtype, _STRIDED, local.device)
-        x._local, x._spec, x._marks, x._grad = local, spec, None, None
+        x._local, x._spec, x._marks, x._grad_dtensor = local, spec, None, None
         return x
 
     @classmethod
@@ -77,7 +77,7 @@ _dispatch = build_dispatch(DTensor, DTensor._wrap)
 
 def _table() -> dict[Any, Any]:
     table = {}
-    for rule, names in TORCH.items():
+    for rule, names in FUNCTIONS.items():
         for name in names.split():
             homes = [getattr(home, name) for home in _HOMES if callable(getattr(home, name, None))]
             table.update(dict.fromkeys(homes, RULES[rule]))
@@ -91,6 +91,7 @@ ABOUT_LOCAL: dict[Any, Callable[..., Any]] = {
     torch.numel: DTensorMethods.numel,
     torch.Tensor.nelement: DTensorMethods.numel,
     torch.detach: DTensorMethods.detach,
+    torch.Tensor.detach: DTensorMethods.detach,
 }
 """Functions whose answer for the local tensor is the answer for the whole."""
 
@@ -108,7 +109,7 @@ def _answer_from_local(names: str) -> None:
 
 def _define_methods() -> None:
     """Methods and operators of torch that have a rule, on the class itself."""
-    for name in {name for names in TORCH.values() for name in names.split()}:
+    for name in {name for names in FUNCTIONS.values() for name in names.split()}:
         function = getattr(torch.Tensor, name, None)
         if function in TABLE:
             setattr(DTensor, name, _method(function))

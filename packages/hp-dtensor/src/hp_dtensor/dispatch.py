@@ -208,7 +208,8 @@ def _key_of(function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, 
 
 def name_of(function: Any) -> str:
     """The name of a framework's function, for messages."""
-    return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or str(function)
+    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "name"))
+    return next((name for name in names if isinstance(name, str)), str(function))
 
 
 def shown_specs(given: Sequence[Any]) -> str:

@@ -32,7 +32,7 @@ class DTensorMethods:
     _local: Tensor
     _spec: Spec
     _marks: Marks | None
-    _grad: Any
+    _grad_dtensor: Any
     """The DTensor around the local tensor's gradient, so that ``x.grad is x.grad``."""
 
     @staticmethod
@@ -205,17 +205,17 @@ class DTensorMethods:
         """The gradient gathered so far, a DTensor: placed as this one, Replicate where this one is a sum."""
         gradient = get_platform().get_grad(self._local)
         if gradient is None:
-            self._grad = None
-        elif self._grad is None or self._grad._local is not gradient:
-            self._grad = self._wrap(gradient, self._spec.grad)
-        return self._grad
+            self._grad_dtensor = None
+        elif self._grad_dtensor is None or self._grad_dtensor._local is not gradient:
+            self._grad_dtensor = self._wrap(gradient, self._spec.grad)
+        return self._grad_dtensor
 
     @grad.setter
     def grad(self, value: Any) -> None:
         if value is not None and not (isinstance(value, DTensorMethods) and value._spec is self._spec.grad):
             raise ValueError(f"the gradient must be a DTensor of {self._spec.grad}, or None; got {value!r}")
         get_platform().set_grad(self._local, None if value is None else value._local)
-        self._grad = value
+        self._grad_dtensor = value
 
     def backward(self, gradient: Any = None, retain_graph: bool | None = False) -> None:
         """Add the gradients of the unsharded program to the leaves. Nobody scales by the number of ranks.

@@ -13,6 +13,8 @@ from hp_platform import get_platform
 
 def reduced(spec: Spec, dim: Any, keepdim: bool) -> tuple[Outcome, tuple[int, ...], bool]:
     """How the sum lies; the dims that are summed; and whether one of them is cut."""
+    if not isinstance(keepdim, bool):
+        raise ValueError(f"keepdim must be True or False, got {keepdim!r}")
     ndim = len(spec.shape)
     dims = dims_of(dim, ndim)
     shape = tuple(1 if i in dims else n for i, n in enumerate(spec.shape) if keepdim or i not in dims)

@@ -19,6 +19,7 @@ _SYNONYMS = {
     "axis": "dim",
     "dims": "dim",
     "keep_dims": "keepdim",
+    "keepdims": "keepdim",
     "size": "shape",
     "mat2": "other",
     "tensor2": "other",

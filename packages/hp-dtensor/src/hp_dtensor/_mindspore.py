@@ -1,0 +1,107 @@
+"""DTensor on MindSpore: a subclass around a plain local tensor, caught above autograd.
+
+The wrapper itself is an empty tensor, so that what is not caught finds no values. Functions arrive at ``__fallback__``, by
+the names of their primitives. Methods do not all arrive (``x[0]``, ``x.T`` and ``x.asnumpy()`` do not), so every public
+method of Tensor is overridden: by its rule, or by a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore
+
+from hp_dtensor._names import FUNCTIONS, PRIMITIVES
+from hp_dtensor.dispatch import build_dispatch, no_rule
+from hp_dtensor.dtensor import DTensorMethods
+from hp_dtensor.rules import RULES
+from hp_dtensor.spec import Spec
+
+_EMPTY = mindspore.Tensor([])
+
+
+class DTensor(DTensorMethods, mindspore.Tensor):
+    """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
+
+    @staticmethod
+    def _wrap(local: mindspore.Tensor, spec: Spec) -> DTensor:
+        x = mindspore.Tensor._make_subclass(DTensor, _EMPTY)
+        x._local, x._spec, x._marks, x._grad_dtensor = local, spec, None, None
+        return x
+
+    @classmethod
+    def __fallback__(cls, func: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every function of MindSpore that meets a DTensor."""
+        rule = TABLE.get(func.name)
+        if rule is not None:
+            return _dispatch(rule, func, args, kwargs)
+        if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
+            return next(_tensors(args)).detach()
+        raise no_rule(func.name, [x._spec for x in _tensors((args, kwargs or {}))])
+
+    size = property(DTensorMethods.numel, doc="Number of elements of the whole: MindSpore's meaning of the name.")
+    T = property(lambda x: x.t(), doc="The transpose of a matrix.")
+    mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
+    nelement = DTensorMethods.numel
+    ndimension = DTensorMethods.dim
+
+    def is_floating_point(self) -> bool:
+        """Whether the dtype is a floating one."""
+        return bool(self._local.is_floating_point())
+
+    def copy(self) -> DTensor:
+        """Another tensor with the same values."""
+        return self.clone()
+
+
+_dispatch = build_dispatch(DTensor, DTensor._wrap)
+
+TABLE = {name: RULES[rule] for rule, names in PRIMITIVES.items() for name in names.split()}
+"""Name of a primitive -> its rule."""
+
+
+def _method(name: str, rule: Any) -> Callable[..., Any]:
+    function = getattr(mindspore.Tensor, name)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return _dispatch(rule, function, args, kwargs)
+
+    method.__name__, method.__doc__ = name, function.__doc__
+    return method
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise no_rule(f"Tensor.{name}", [x._spec for x in _tensors((args, kwargs))])
+
+    refused.__name__ = name
+    return refused
+
+
+_BELOW = "__array__ __contains__ __deepcopy__ __getitem__ __getstate__ __index__ __iter__ __reduce__ __reduce_ex__ __round__"
+_BELOW_TOO = "__setitem__ _data_ptr _getitem _item _load _offload _setitem _tolist _update_data"
+
+
+def _define_methods() -> None:
+    rules = {name: RULES[rule] for rule, names in FUNCTIONS.items() for name in names.split()}
+    own = {name for base in (DTensor, DTensorMethods) for name in vars(base)}
+    public = {name for name in dir(mindspore.Tensor) if not name.startswith("_")}
+    for name in public | set(rules) | set(f"{_BELOW} {_BELOW_TOO}".split()):
+        attribute = getattr(mindspore.Tensor, name, None)
+        if name in own or not callable(attribute):
+            continue
+        setattr(DTensor, name, _method(name, rules[name]) if name in rules else _refusal(name))
+    for name in ("H", "data", "mH", "nbytes", "strides"):
+        setattr(DTensor, name, property(_refusal(name)))
+
+
+def _tensors(nest: Any) -> Iterator[DTensor]:
+    if isinstance(nest, DTensor):
+        yield nest
+    elif isinstance(nest, (tuple, list, dict)):
+        for entry in nest.values() if isinstance(nest, dict) else nest:
+            yield from _tensors(entry)
+
+
+_define_methods()

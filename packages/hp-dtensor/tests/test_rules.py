@@ -1,0 +1,154 @@
+"""Every rule in every combination of placements, against the unsharded operation; values and gradients, in float64."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hp_dtensor.placements import Partial, Placement, Replicate, Shard
+from hp_dtensor.rule_checker import check_rule
+from hp_dtensor.rules import RULES
+from hp_platform import get_platform
+from hp_platform.testing import World, distributed
+
+MESHES = [(2,), (3,), (2, 2)]
+# Products of at most 8 terms of numbers below 4, summed over at most 4 ranks: 1e-11 is 1e3 times their rounding.
+TOLERANCE = 1e-11
+
+# Name -> (rule, shapes of the tensors, how often every how many-th combination on the 2x2 mesh is taken, the call).
+CASES: dict[str, tuple[str, list[tuple[int, ...]], int, Callable[..., Any]]] = {
+    "relu": ("pointwise", [(5, 3)], 1, lambda p: p.relu),
+    "square": ("pointwise", [(2, 1, 3)], 3, lambda p: lambda x: x * x),
+    "two nonlinear": ("pointwise", [(5, 3), (5, 3)], 5, lambda p: lambda x, y: x * y + x * x),
+    "where": ("pointwise", [(5, 1), (5, 3), (3,)], 41, lambda p: lambda c, x, y: p.where(c > 0, x, y)),
+    "neg": ("identity", [(5, 3)], 1, lambda p: lambda x: -x),
+    "clone": ("identity", [(8,)], 1, lambda p: p.clone),
+    "add": ("add", [(5, 3), (5, 3)], 3, lambda p: lambda x, y: x + y),
+    "add broadcast": ("add", [(2, 5, 3), (5, 1)], 7, lambda p: lambda x, y: x + y),
+    "sub": ("add", [(8, 2), (2,)], 5, lambda p: lambda x, y: x - y),
+    "mul": ("mul", [(5, 3), (5, 3)], 3, lambda p: lambda x, y: x * y),
+    "mul broadcast": ("mul", [(1, 3), (5, 3)], 5, lambda p: lambda x, y: x * y),
+    "div": ("div", [(5, 3), (5, 3)], 3, lambda p: lambda x, y: x / y),
+    "reversed div": ("reversed_div", [(5, 3), (3,)], 5, lambda p: lambda x, y: y / x),
+    "matrix": ("matmul", [(5, 3), (3, 8)], 3, lambda p: p.matmul),
+    "vector matrix": ("matmul", [(3,), (3, 5)], 3, lambda p: p.matmul),
+    "matrix vector": ("matmul", [(5, 3), (3,)], 3, lambda p: p.matmul),
+    "batches": ("matmul", [(2, 5, 3), (2, 3, 1)], 17, lambda p: p.matmul),
+    "batch and matrix": ("matmul", [(3, 2, 5), (5, 2)], 17, lambda p: p.matmul),
+    "batches broadcast": ("matmul", [(1, 2, 2, 3), (3, 1, 3, 2)], 67, lambda p: p.matmul),
+    "reversed matmul": ("reversed_matmul", [(3, 8), (5, 3)], 11, lambda p: lambda b, a: p.matmul(a, b)),
+    "linear": ("linear", [(2, 5, 3), (8, 3)], 17, lambda p: p.linear),
+    "linear with bias": ("linear", [(5, 3), (2, 3), (2,)], 97, lambda p: p.linear),
+}
+
+# The same with one tensor and arguments that count.
+VIEWS: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...], Callable[..., Any]]] = {}
+
+
+def _view(rule: str, shape: tuple[int, ...], args: tuple[Any, ...], call: Callable[..., Any]) -> None:
+    VIEWS[f"{rule} {shape} {args}"] = (rule, shape, args, call)
+
+
+for source, target in [
+    ((4, 6), (24,)),
+    ((5, 3), (15,)),
+    ((24,), (4, 6)),
+    ((12, 8), (-1, 6)),
+    ((8, 3), (2, 4, 3)),
+    ((2, 5, 3), (10, 3)),
+    ((2, 5, 3), (2, 15)),
+    ((1, 8), (8, 1)),
+    ((5, 1, 3), (1, 5, 3)),
+    ((2, 3, 2), (2, 6)),
+    ((0, 3), (3, 0)),
+    ((1,), ()),
+]:
+    _view("view", source, (target,), lambda p, target=target: lambda x, shape: p.reshape(x, shape))
+for dims in [(0, -1), (1, 2), (-3, -2)]:
+    _view("flatten", (2, 5, 3), dims, lambda p: lambda x, a, b: p.reshape(x, _flat(tuple(x.shape), a, b)))
+_view("unflatten", (8, 3), (0, (2, -1)), lambda p: lambda x, dim, sizes: p.reshape(x, (2, 4, 3)))
+_view("unflatten", (3, 8), (-1, (8, 1)), lambda p: lambda x, dim, sizes: p.reshape(x, (3, 8, 1)))
+_view("squeeze", (1, 5, 1), (), lambda p: lambda x: p.reshape(x, (5,)))
+_view("squeeze", (2, 1, 3), (1,), lambda p: lambda x, dim: p.reshape(x, (2, 3)))
+_view("squeeze", (2, 3), (0,), lambda p: lambda x, dim: x + 0)
+for dim in (0, 1, -1):
+    _view(
+        "unsqueeze", (5, 3), (dim,), lambda p: lambda x, dim: p.reshape(x, [(1, 5, 3), (5, 1, 3), (5, 3, 1)][dim])
+    )
+_view("transpose", (2, 5, 3), (0, -1), lambda p: p.transpose)
+_view("permute", (5, 3), ((1, 0),), lambda p: lambda x, order: p.transpose(x, *order))
+_view("t", (5, 3), (), lambda p: lambda x: p.transpose(x, 0, 1))
+_view("expand", (5, 1), ((2, -1, 3),), lambda p: lambda x, shape: _stretch(p, x, shape))
+_view("expand", (1, 3), ((8, 3),), lambda p: lambda x, shape: _stretch(p, x, shape))
+for dim in (None, 0, -1, (0, 2)):
+    for keepdim in (False, True):
+        for name in ("sum", "mean"):
+            _view(name, (5, 3, 2), (dim, keepdim), lambda p, name=name: getattr(p, name))
+_view("mean", (1, 2), (0, False), lambda p: p.mean)
+
+
+def _flat(shape: tuple[int, ...], first: int, last: int) -> tuple[int, ...]:
+    first, last = first % len(shape), last % len(shape)
+    inner = 1
+    for n in shape[first : last + 1]:
+        inner = inner * n
+    return (*shape[:first], inner, *shape[last + 1 :])
+
+
+def _stretch(p: Any, x: Any, shape: tuple[int, ...]) -> Any:
+    """expand, by broadcasting."""
+    own = (1,) * (len(shape) - len(x.shape)) + tuple(x.shape)
+    target = tuple(n if m == -1 else m for n, m in zip(own, shape, strict=True))
+    return x + p.zeros(target, x.dtype)
+
+
+def _choices(shape: tuple[int, ...]) -> list[Placement]:
+    return [*map(Shard, range(len(shape))), Replicate(), Partial(), Partial("avg")]
+
+
+def _combinations(shapes: list[tuple[int, ...]], mesh: tuple[int, ...]) -> Iterator[list[tuple[Placement, ...]]]:
+    per_tensor = [itertools.product(_choices(shape), repeat=len(mesh)) for shape in shapes]
+    for combination in itertools.product(*map(list, per_tensor)):
+        yield list(combination)
+
+
+def _numbers(shape: tuple[int, ...], start: int) -> Any:
+    """Different numbers from -3.5 to 4, none of them 0."""
+    platform = get_platform()
+    count = 1
+    for n in shape:
+        count = count * n
+    values = [((i * 7 + start * 3) % 15 - 7) / 2 or 4.0 for i in range(count)]
+    return platform.reshape(platform.tensor(values, "float64"), shape)
+
+
+@pytest.mark.parametrize("case", CASES)
+@distributed(world_size=1)
+def test_operation_gives_values_and_gradients_of_the_unsharded_one(case: str, world: World) -> None:
+    rule, shapes, stride, call = CASES[case]
+    function = call(world.platform)
+    args = [_numbers(shape, i) for i, shape in enumerate(shapes)]
+    checked = 0
+    for mesh in MESHES:
+        every = stride if len(mesh) > 1 else 1
+        for placements in itertools.islice(_combinations(shapes, mesh), 0, None, every):
+            check_rule(rule, function, args, placements, mesh, tolerance=TOLERANCE)
+            checked = checked + 1
+    assert checked > 20
+
+
+@pytest.mark.parametrize("case", VIEWS)
+@distributed(world_size=1)
+def test_change_of_shape_gives_values_and_gradients_of_the_unsharded_one(case: str, world: World) -> None:
+    rule, shape, args, call = VIEWS[case]
+    x = _numbers(shape, 1)
+    for mesh in MESHES:
+        for placements in _combinations([shape], mesh):
+            check_rule(rule, call(world.platform), [x, *args], placements, mesh, tolerance=TOLERANCE)
+
+
+def test_every_rule_is_checked() -> None:
+    checked = {rule for rule, *_ in CASES.values()} | {rule for rule, *_ in VIEWS.values()}
+    # cast needs a framework's dtype, view_as is view with another tensor's shape: both are in test_dispatch.
+    assert set(RULES) - checked == {"cast", "view_as"}
