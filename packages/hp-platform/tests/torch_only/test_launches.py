@@ -13,6 +13,7 @@ from hp_platform.testing import World, distributed
 
 TORCH = ("torch", "cuda", "npu")
 # float8 and complex are in no backend's list, int16 in HCCL's alone: they travel as bytes.
+# Where int16 is reduced, it is as int32.
 MOVED = ("float32", "float64", "bfloat16", "int16", "int8", "bool", "complex64", "float8_e4m3fn")
 SIZES = {
     "rising": lambda w: list(range(w)),

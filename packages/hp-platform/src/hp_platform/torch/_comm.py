@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hp_platform.protocols.comm import P2P
+from hp_platform.torch._work import All, after
 from hp_platform.torch.device import TorchDevice
 
 _OPS = {
@@ -41,41 +42,6 @@ _all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class _Then:
-    """A launch whose result still has to be put in its place."""
-
-    def __init__(self, work: Any, finish: Callable[[], None]) -> None:
-        self._work = work
-        self._finish: Callable[[], None] | None = finish
-
-    def wait(self) -> None:
-        """Wait, then put the result in its place (once)."""
-        self._work.wait()
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
-
-    def is_completed(self) -> bool:
-        """Whether waiting would return at once."""
-        return self._work.is_completed()
-
-
-class _All:
-    """Several launches as one."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        """Wait for each."""
-        for work in self._works:
-            work.wait()
-
-    def is_completed(self) -> bool:
-        """Whether waiting would return at once."""
-        return all(work.is_completed() for work in self._works)
-
-
 class TorchCommOps:
     """Implements the launches of :class:`hp_platform.protocols.CommOps`."""
 
@@ -84,7 +50,8 @@ class TorchCommOps:
     # --- collectives
     def all_reduce_(self, x: torch.Tensor, op: str, group: Any, async_op: bool) -> Any:
         """Reduce in place."""
-        return dist.all_reduce(_plain(x), _OPS[op], group, async_op)
+        (x,), finish = self._wide([x])
+        return after(dist.all_reduce(x, _OPS[op], group, async_op), finish)
 
     def all_gather_into(self, out: torch.Tensor, x: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Gather blocks of equal size."""
@@ -105,7 +72,7 @@ class TorchCommOps:
             torch._foreach_copy_(outs, [row[: out.shape[0]] for row, out in zip(gathered, outs, strict=True)])
 
         work = _all_gather_into(gathered.flatten(0, 1), _padded(x, longest), group, async_op)
-        return _after(work, finish)
+        return after(work, finish)
 
     def reduce_scatter_into(
         self, out: torch.Tensor, x: torch.Tensor, op: str, group: Any, async_op: bool
@@ -114,7 +81,9 @@ class TorchCommOps:
         out, x = _plain(out), _plain(x)
         if self._devices[out.device.type].comm.scatters_by_exchange:
             return self._exchange_and_reduce(out, x, [out.shape[0]] * group.size(), op, group, async_op)
-        return _reduce_scatter_into(out, x, _OPS[op], group, async_op)
+        (x,), _ = self._wide([x])
+        (out,), finish = self._wide([out])
+        return after(_reduce_scatter_into(out, x, _OPS[op], group, async_op), finish)
 
     def reduce_scatter_uneven_into(
         self, out: torch.Tensor, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
@@ -127,12 +96,14 @@ class TorchCommOps:
                 out, torch.cat(xs), [x.shape[0] for x in xs], op, group, async_op
             )
         if facts.uneven_lists:
-            return dist.reduce_scatter(out, xs, _OPS[op], group, async_op)
+            xs, _ = self._wide(xs)
+            (out,), finish = self._wide([out])
+            return after(dist.reduce_scatter(out, xs, _OPS[op], group, async_op), finish)
         longest = max(x.shape[0] for x in xs)  # See [Note: padding].
         mine = out.new_empty((longest, *out.shape[1:]))
         blocks = torch.cat([_padded(x, longest) for x in xs])
-        work = _reduce_scatter_into(mine, blocks, _OPS[op], group, async_op)
-        return _after(work, lambda: _copy(out, mine[: out.shape[0]]))
+        work = self.reduce_scatter_into(mine, blocks, op, group, async_op)
+        return after(work, lambda: _copy(out, mine[: out.shape[0]]))
 
     def _exchange_and_reduce(
         self, out: torch.Tensor, x: torch.Tensor, sizes: list[int], op: str, group: Any, async_op: bool
@@ -142,7 +113,7 @@ class TorchCommOps:
         received = out.new_empty((num_ranks * out.shape[0], *out.shape[1:]))
         work = self.all_to_all_into(received, x, [out.shape[0]] * num_ranks, sizes, group, async_op)
         contributions = received.view(num_ranks, *out.shape)
-        return _after(work, lambda: _LOCAL[op](contributions, out))
+        return after(work, lambda: _LOCAL[op](contributions, out))
 
     def all_to_all_into(
         self,
@@ -173,8 +144,24 @@ class TorchCommOps:
         self, outs: Sequence[torch.Tensor] | None, x: torch.Tensor, dst: int, group: Any, async_op: bool
     ) -> Any:
         """All ranks' tensors to one."""
+        if not self._devices[x.device.type].comm.gathers:
+            return self._gather_by_sends(outs, x, dst, group, async_op)
         blocks = None if outs is None else [self._movable(out) for out in outs]
         return dist.gather(self._movable(x), blocks, dst, group, async_op)
+
+    def _gather_by_sends(
+        self, outs: Sequence[torch.Tensor] | None, x: torch.Tensor, dst: int, group: Any, async_op: bool
+    ) -> Any:
+        ops: list[P2P] = [("send", x, dst)]
+        if outs is not None:
+            ranks = dist.get_process_group_ranks(group)
+            _copy(outs[group.rank()], _plain(x))
+            ops = [("recv", out, rank) for out, rank in zip(outs, ranks, strict=True) if rank != dst]
+        work = All(self.batch_p2p(ops, group))
+        if async_op:
+            return work
+        work.wait()
+        return None
 
     def send(self, x: torch.Tensor, dst: int, group: Any, async_op: bool) -> Any:
         """To one rank."""
@@ -212,10 +199,11 @@ class TorchCommOps:
     # --- coalesced
     def all_reduce_coalesced_(self, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool) -> Any:
         """Reduce each in place; one dtype."""
+        xs, finish = self._wide(xs)
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
             for x in xs:
-                dist.all_reduce(_plain(x), _OPS[op], group)
-        return _All(launch.works) if async_op else None
+                dist.all_reduce(x, _OPS[op], group)
+        return after(All(launch.works) if async_op else None, finish)
 
     def all_gather_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], group: Any, async_op: bool
@@ -225,16 +213,33 @@ class TorchCommOps:
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
             for out, x in pairs:
                 _all_gather_into(out, x, group)
-        return _All(launch.works) if async_op else None
+        return All(launch.works) if async_op else None
 
     def reduce_scatter_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
     ) -> Any:
         """Reduce pairs."""
+        xs, _ = self._wide(xs)
+        outs, finish = self._wide(outs)
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
             for out, x in zip(outs, xs, strict=True):
-                _reduce_scatter_into(_plain(out), _plain(x), _OPS[op], group)
-        return _All(launch.works) if async_op else None
+                _reduce_scatter_into(out, x, _OPS[op], group)
+        return after(All(launch.works) if async_op else None, finish)
+
+    def _wide(self, xs: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:
+        """The tensors in dtypes that the backend reduces, and what copies them back (None if they are the same)."""
+        xs = [_plain(x) for x in xs]
+        widened = self._devices[xs[0].device.type].comm.widened
+        if not any(x.dtype in widened for x in xs):
+            return xs, None
+        wide = [x.to(widened.get(x.dtype, x.dtype)) for x in xs]
+
+        def finish() -> None:
+            for x, y in zip(xs, wide, strict=True):
+                if x is not y:
+                    _copy(x, y)
+
+        return wide, finish
 
     def _movable(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` in a dtype that its backend moves. See [Note: bytes]."""
@@ -259,11 +264,3 @@ def _padded(x: torch.Tensor, length: int) -> torch.Tensor:
 
 def _copy(out: torch.Tensor, value: torch.Tensor) -> None:
     out.copy_(value)
-
-
-def _after(work: Any, finish: Callable[[], None]) -> Any:
-    """``finish`` when the launch is done: now, or (a work handle) when it is waited for."""
-    if work is None:
-        finish()
-        return None
-    return _Then(work, finish)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,10 @@ class CommFacts:
     """Whether several collectives go in one launch."""
     uneven_lists: bool
     """Whether the list forms of all_gather and reduce_scatter accept tensors of different sizes; else they are padded."""
+    widened: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+    """Dtypes that are reduced in a wider one and cast back: integers wrap around to the same result."""
+    gathers: bool = True
+    """Whether there is a gather to one rank; else it is made of sends."""
     scatters_by_exchange: bool = False
     """Whether reduce_scatter is an all_to_all and a local reduction, because the backend's own one is worse."""
 

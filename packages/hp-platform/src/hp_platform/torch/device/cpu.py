@@ -26,8 +26,9 @@ class CpuDevice(HostDevice):
     comm = CommFacts(
         # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),
-        reducible=_GLOO_DTYPES,
+        reducible=_GLOO_DTYPES | {torch.int16},
         movable=_GLOO_DTYPES,
+        widened={torch.int16: torch.int32},
         coalesces=False,
         uneven_lists=False,
         scatters_by_exchange=True,

@@ -32,8 +32,9 @@ class CudaDevice(AcceleratorDevice):
     missing: frozenset[str] = frozenset()
     comm = CommFacts(
         reduce_ops=frozenset({"sum", "mean", "max", "min", "prod"}),
-        reducible=_NCCL_DTYPES,
+        reducible=_NCCL_DTYPES | {torch.int16},
         movable=_NCCL_DTYPES,
+        widened={torch.int16: torch.int32},
         coalesces=True,
         uneven_lists=True,
     )

@@ -36,8 +36,12 @@ class NpuDevice(AcceleratorDevice):
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),
         reducible=_HCCL_DTYPES,
         movable=_HCCL_DTYPES | {torch.float64},
+        # torch_npu lets HCCL all_reduce uint8, but not reduce_scatter it.
+        widened={torch.uint8: torch.int32},
         coalesces=True,
         uneven_lists=False,
+        # torch_npu makes it of an all_gather, with a warning.
+        gathers=False,
     )
 
     @cached_property
