@@ -65,7 +65,6 @@ def prepare(backend_name: str, init: bool, timeout: timedelta, filters: Filters)
 
             device = get_platform().device(backend.device_type).current()
             init_process_group(timeout=timeout, device_id=device)
-            meet(0)  # backends make their connections at the first collective, which takes longer than others
 
 
 def run_test(call: TestCall) -> Outcome:

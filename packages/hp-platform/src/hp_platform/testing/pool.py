@@ -53,6 +53,10 @@ class Pool:
         limit = timedelta(seconds=COLLECTIVE_SECONDS * scale)
         try:
             self._group.call(prepare, (backend, init, limit, filters), timeout=START_SECONDS * scale)
+            if self.has_world:
+                # Backends make their connections at the first collective, which takes longer than others. A call of its own,
+                # because they let some ranks out of the rendezvous seconds before the others.
+                self._group.call(meet, (0,), timeout=START_SECONDS * scale)
         except WorkerError as error:
             outputs = self._end()
             raise TestFailedError(
