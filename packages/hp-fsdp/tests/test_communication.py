@@ -12,7 +12,7 @@ from hp_dtensor.chunk import chunk_length
 from hp_platform.testing import World, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import PROGRAMS, Maker, Program, dtype_of, loss_of, make_mesh  # noqa: E402
+from fsdp_models import PROGRAMS, Maker, Program, dtype_of, loss_of, make_mesh
 
 
 def sharded(world: World, name: str, replicas: int = 1, **kwargs: Any) -> tuple[Program, Any, list[tuple]]:

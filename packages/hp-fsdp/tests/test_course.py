@@ -14,7 +14,7 @@ from hp_fsdp import HSDPModule, fully_shard
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import (  # noqa: E402
+from fsdp_models import (
     PROGRAMS,
     Maker,
     loss_of,

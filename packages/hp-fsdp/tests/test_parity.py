@@ -10,7 +10,7 @@ import pytest
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import (  # noqa: E402 -- found only now that this folder is on the path
+from fsdp_models import (
     PROGRAMS,
     Maker,
     loss_of,
