@@ -7,7 +7,9 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("NPU_EMULATOR") != "1":
-        raise pytest.UsageError("these tests need the emulation: run them with NPU_EMULATOR=1 in the environment")
+        raise pytest.UsageError(
+            "these tests need the emulation: run them with NPU_EMULATOR=1 in the environment"
+        )
 
 
 @pytest.fixture

@@ -82,7 +82,11 @@ def side_stream_compute(device: torch.device) -> dict[str, list[float]]:
         torch.npu.synchronize()
         return value
 
-    ways: dict[str, Callable[[bool], float]] = {"join": joins, "start": starts, "copy to the host": copies_back}
+    ways: dict[str, Callable[[bool], float]] = {
+        "join": joins,
+        "start": starts,
+        "copy to the host": copies_back,
+    }
     return {name: [way(True), way(False)] for name, way in ways.items()}
 
 

@@ -3,6 +3,7 @@
 A child is this file run as a script: it imports the module by name, joins a process group and calls the function.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -26,7 +27,7 @@ class Outcome:
     errors: str
 
 
-def run(module: str, function: str, world: int, *, limit_s: float = 90, **environment: str) -> list[Outcome]:
+def run(module: str, function: str, world: int, *, limit_s: float = 180, **environment: str) -> list[Outcome]:
     """Call `module.function(device)` on `world` ranks; the value must be JSON.
 
     However the ranks end, they must leave no socket and no shared memory behind.
@@ -37,11 +38,12 @@ def run(module: str, function: str, world: int, *, limit_s: float = 90, **enviro
         children = []
         for rank in range(world):
             env = os.environ | {
-                "NPU_EMULATOR_HCCL_TIMEOUT_S": "20",
+                "NPU_EMULATOR_HCCL_TIMEOUT_S": "60",
                 "OMP_NUM_THREADS": "1",
                 "RANK": str(rank),
                 "WORLD_SIZE": str(world),
                 "STORE": str(folder / "store"),
+                "LIMIT_S": str(limit_s),
                 "RESULT": str(folder / f"{rank}.json"),
                 **environment,
             }
@@ -86,6 +88,8 @@ def _child(module: str, function: str) -> None:
     import torch.distributed as dist
     import torch_npu  # noqa: F401
 
+    # A rank that hangs says where, before it is killed.
+    faulthandler.dump_traceback_later(0.9 * float(os.environ["LIMIT_S"]), exit=True)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=rank, world_size=world)

@@ -20,7 +20,9 @@ def run(program: str, *, emulator: str | None, **environment: str) -> subprocess
     if emulator is not None:
         env["NPU_EMULATOR"] = emulator
     env |= environment
-    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 STATE = """
@@ -75,7 +77,9 @@ def test_libraries_of_other_sources_are_refused(tmp_path: Path) -> None:
     shutil.copytree(_libraries.folder(), tmp_path, dirs_exist_ok=True)
     stamp = tmp_path / "stamp.json"
     stamp.write_text(stamp.read_text().replace('"torch_npu": "', '"torch_npu": "0.'))
-    assert "out of date" in _import_error(run("import torch_npu", emulator="1", NPU_EMULATOR_BUILD=str(tmp_path)))
+    assert "out of date" in _import_error(
+        run("import torch_npu", emulator="1", NPU_EMULATOR_BUILD=str(tmp_path))
+    )
 
 
 def test_a_real_cann_is_never_replaced(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from npu_emulator import _compiler, _libraries, build
 def run_build(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"NPU_EMULATOR_BUILD": str(folder)} | environment
     command = [sys.executable, "-m", "npu_emulator.build"]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
 
 
 def test_a_fresh_build_compiles_without_warnings_and_the_next_one_does_nothing(tmp_path: Path) -> None:
@@ -54,7 +54,9 @@ def test_without_a_compiler_one_line_says_what_to_install(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(_compiler.shutil, "which", lambda name: None)
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ziglang" else find_spec(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ziglang" else find_spec(name)
+    )
     assert build.main() == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -65,7 +67,10 @@ def test_without_a_compiler_one_line_says_what_to_install(
 def test_a_compiler_that_does_not_run_is_named(tmp_path: Path) -> None:
     result = run_build(tmp_path, CXX="/nowhere/c++")
     assert result.returncode == 2
-    assert result.stderr == "npu_emulator: CXX=/nowhere/c++ does not run; set CXX to a C++17 compiler or unset it\n"
+    assert (
+        result.stderr
+        == "npu_emulator: CXX=/nowhere/c++ does not run; set CXX to a C++17 compiler or unset it\n"
+    )
 
 
 def test_without_torch_npu_one_line_says_so(

@@ -57,7 +57,9 @@ def test_environment_limits_the_memory() -> None:
         "except torch.OutOfMemoryError:\n    print('out of memory')\n"
     )
     env = os.environ | {"NPU_EMULATOR_MEMORY_MB": "64"}
-    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+    )
     assert "out of memory" in result.stdout, result.stderr
 
 

@@ -27,7 +27,12 @@ def _same(fused: Callable[..., Any], plain: Callable[..., Any], *inputs: Tensor)
 
 def test_rms_norm(npu: torch.device) -> None:
     x, gamma = torch.randn(2, 5, 16), torch.rand(16)
-    _same(lambda x, g: torch_npu.npu_rms_norm(x, g, epsilon=1e-5), lambda x, g: rms_norm(x, (16,), g, 1e-5), x, gamma)
+    _same(
+        lambda x, g: torch_npu.npu_rms_norm(x, g, epsilon=1e-5),
+        lambda x, g: rms_norm(x, (16,), g, 1e-5),
+        x,
+        gamma,
+    )
 
 
 def test_rms_norm_returns_the_inverse_deviation_in_float32(npu: torch.device) -> None:
@@ -55,7 +60,11 @@ def test_rotary_mul(npu: torch.device, mode: str) -> None:
 
     x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(1, 5, 1, 8), torch.randn(1, 5, 1, 8)
     _same(
-        lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s, mode), lambda x, c, s: x * c + turned(x) * s, x, cos, sin
+        lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s, mode),
+        lambda x, c, s: x * c + turned(x) * s,
+        x,
+        cos,
+        sin,
     )
 
 
@@ -69,7 +78,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {  # from [B, N, S, D]
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     group = q.shape[1] // k.shape[1]
-    return scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), **options)
+    return scaled_dot_product_attention(
+        q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), **options
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -82,7 +93,13 @@ def test_fusion_attention(npu: torch.device, layout: str, causal: bool) -> None:
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch_npu.npu_fusion_attention(
-            arrange(q).contiguous(), arrange(k).contiguous(), arrange(v).contiguous(), 4, layout, scale=8**-0.5, **options
+            arrange(q).contiguous(),
+            arrange(k).contiguous(),
+            arrange(v).contiguous(),
+            4,
+            layout,
+            scale=8**-0.5,
+            **options,
         )[0]
 
     _same(fused, lambda q, k, v: arrange(_attention(q, k, v, is_causal=causal)), q, k, v)
@@ -93,7 +110,9 @@ def test_fusion_attention_hides_where_the_mask_is_one(npu: torch.device) -> None
     hidden = torch.rand(4, 4) < 0.4
     hidden.fill_diagonal_(False)
     _same(
-        lambda q, k, v: torch_npu.npu_fusion_attention(q, k, v, 2, "BNSD", scale=0.3, atten_mask=hidden.to(npu))[0],
+        lambda q, k, v: torch_npu.npu_fusion_attention(
+            q, k, v, 2, "BNSD", scale=0.3, atten_mask=hidden.to(npu)
+        )[0],
         lambda q, k, v: _attention(q, k, v, attn_mask=~hidden, scale=0.3),
         q,
         k,
@@ -125,7 +144,16 @@ def test_fusion_attention_keeps_packed_documents_apart(npu: torch.device) -> Non
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch_npu.npu_fusion_attention(
-            q, k, v, 4, "TND", scale=8**-0.5, atten_mask=mask, sparse_mode=3, actual_seq_qlen=ends, actual_seq_kvlen=ends
+            q,
+            k,
+            v,
+            4,
+            "TND",
+            scale=8**-0.5,
+            atten_mask=mask,
+            sparse_mode=3,
+            actual_seq_qlen=ends,
+            actual_seq_kvlen=ends,
         )[0]
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -160,7 +188,9 @@ def test_moe_permute_and_unpermute(npu: torch.device) -> None:
         permuted, positions = torch_npu.npu_moe_token_permute(x, EXPERTS.to(x.device, torch.int32))
         return torch_npu.npu_moe_token_unpermute(permuted * 2, positions, probs)
 
-    _same(fused, lambda x, p: (x.unsqueeze(1) * 2 * p.unsqueeze(-1)).sum(1), torch.randn(4, 8), torch.rand(4, 2))
+    _same(
+        fused, lambda x, p: (x.unsqueeze(1) * 2 * p.unsqueeze(-1)).sum(1), torch.randn(4, 8), torch.rand(4, 2)
+    )
 
 
 def test_moe_permute_drops_tokens_behind_the_capacity(npu: torch.device) -> None:
@@ -168,7 +198,9 @@ def test_moe_permute_drops_tokens_behind_the_capacity(npu: torch.device) -> None
     kept[EXPERTS.flatten().argsort(stable=True)[:5]] = True
 
     def fused(x: Tensor) -> Tensor:
-        permuted, positions = torch_npu.npu_moe_token_permute(x, EXPERTS.to(x.device, torch.int32), num_out_tokens=5)
+        permuted, positions = torch_npu.npu_moe_token_permute(
+            x, EXPERTS.to(x.device, torch.int32), num_out_tokens=5
+        )
         return torch_npu.npu_moe_token_unpermute(permuted, positions)
 
     _same(fused, lambda x: x.repeat_interleave(2, 0) * kept.unsqueeze(1), torch.randn(4, 8))
@@ -180,7 +212,9 @@ def test_grouped_matmul_multiplies_each_group_with_its_weight(npu: torch.device,
     x, weight, gradient = torch.randn(6, 4), torch.randn(3, 4, 5), torch.randn(6, 5)
     groups = (counts if as_counts else counts.cumsum(0)).to(npu)
     options = {"group_list": groups, "group_list_type": int(as_counts)}
-    out = torch_npu.npu_grouped_matmul([x.to(npu)], [weight.to(npu)], split_item=3, group_type=0, **options)[0]
+    out = torch_npu.npu_grouped_matmul([x.to(npu)], [weight.to(npu)], split_item=3, group_type=0, **options)[
+        0
+    ]
     parts = x.split(counts.tolist())
     torch.testing.assert_close(out.cpu(), torch.cat([p @ w for p, w in zip(parts, weight, strict=True)]))
     dweight = torch_npu.npu_grouped_matmul(

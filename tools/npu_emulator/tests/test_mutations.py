@@ -1,6 +1,6 @@
 """Programs with a defect must fail or compute something else, or the tests over this emulation prove nothing.
 
-Another mutation, the doubled gradient, is in collective_cases.py: it leaves the process group usable.
+Another mutation, the doubled gradient, is in training_cases.py: it leaves the process group usable.
 """
 
 import pytest
@@ -17,7 +17,9 @@ def test_a_missing_wait_for_a_collective_is_visible() -> None:
 
 
 def test_a_missing_wait_for_compute_is_visible_with_compute_delay() -> None:
-    for value in ranks.values("mutation_cases", "side_stream_compute", 1, NPU_EMULATOR_COMPUTE_DELAY_US="20000"):
+    for value in ranks.values(
+        "mutation_cases", "side_stream_compute", 1, NPU_EMULATOR_COMPUTE_DELAY_US="20000"
+    ):
         for way, (right, wrong) in value.items():
             assert right == 5, way
             assert wrong == 0, f"{way}: the forgotten wait is not visible"
@@ -39,7 +41,7 @@ def test_ranks_that_run_different_operations_fail(program: str, says: str) -> No
 
 
 def test_sends_that_rely_on_buffering_fail() -> None:
-    outcomes = ranks.run("mutation_cases", "sends_without_receiver", 2, NPU_EMULATOR_HCCL_TIMEOUT_S="2")
+    outcomes = ranks.run("mutation_cases", "sends_without_receiver", 2, NPU_EMULATOR_HCCL_TIMEOUT_S="5")
     assert all(outcome.status not in (0, -9) for outcome in outcomes)
     assert "does not answer within NPU_EMULATOR_HCCL_TIMEOUT_S" in outcomes[0].errors
 

@@ -15,7 +15,11 @@ FALLBACK = "not currently supported on the NPU backend"
 def _model() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Embedding(50, 16), torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 50)
+        torch.nn.Embedding(50, 16),
+        torch.nn.Linear(16, 32),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(32),
+        torch.nn.Linear(32, 50),
     )
 
 
@@ -34,7 +38,9 @@ def test_gradients_of_a_training_step_equal_the_cpu(npu: torch.device) -> None:
         torch.testing.assert_close(given.grad.cpu(), expected.grad)
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=["plain", "foreach", "fused"])
+@pytest.mark.parametrize(
+    "options", [{}, {"foreach": True}, {"fused": True}], ids=["plain", "foreach", "fused"]
+)
 def test_optimizer_steps_equal_the_cpu(npu: torch.device, options: dict[str, bool]) -> None:
     tokens = torch.arange(40).reshape(4, 10)
     parameters = {}
@@ -103,7 +109,9 @@ def test_common_operators_equal_the_cpu_without_fallback(
     torch.testing.assert_close(given.cpu(), COMMON[name](x))
 
 
-def test_an_operator_without_npu_kernel_still_warns(npu: torch.device, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_operator_without_npu_kernel_still_warns(
+    npu: torch.device, capfd: pytest.CaptureFixture[str]
+) -> None:
     x = torch.rand(4)
     given = torch.special.i1e(x.to(npu))
     assert FALLBACK in capfd.readouterr().err

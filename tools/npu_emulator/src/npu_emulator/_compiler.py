@@ -41,12 +41,16 @@ def find() -> Compiler:
         version = _version(command)
         if version is not None:
             return Compiler(command, version)
-    raise NoCompilerError("no C++ compiler found: install g++ or clang++, or `pip install ziglang`, or set CXX")
+    raise NoCompilerError(
+        "no C++ compiler found: install g++ or clang++, or `pip install ziglang`, or set CXX"
+    )
 
 
 def _version(command: tuple[str, ...]) -> str | None:
     try:
-        answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=60)
+        answer = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, check=True, timeout=60
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.partition("\n")[0].strip()

@@ -84,6 +84,8 @@ def load() -> None:
     if stamp is None:
         raise ImportError(f"the emulated CANN is not built in {folder()}; run `python -m npu_emulator.build`")
     if (stamp.sources, stamp.torch_npu) != (sources_digest(), torch_npu_version()):
-        raise ImportError(f"the emulated CANN in {folder()} is out of date; run `python -m npu_emulator.build`")
+        raise ImportError(
+            f"the emulated CANN in {folder()} is out of date; run `python -m npu_emulator.build`"
+        )
     for name in (*COMPILED, *PLACEHOLDERS):
         ctypes.CDLL(str(folder() / name), mode=ctypes.RTLD_GLOBAL)

@@ -33,7 +33,9 @@ def build() -> bool:
     if version is None:
         raise BuildError("torch_npu is not installed here: its wheel has the headers to compile against")
     compiler = _compiler.find()
-    stamp = _libraries.Stamp(_libraries.sources_digest(), version, f"{' '.join(compiler.command)}: {compiler.version}")
+    stamp = _libraries.Stamp(
+        _libraries.sources_digest(), version, f"{' '.join(compiler.command)}: {compiler.version}"
+    )
     if stamp == _libraries.read_stamp():
         return False
     target = _libraries.folder()
@@ -70,7 +72,11 @@ def _compile(command: tuple[str, ...], into: Path) -> None:
     includes = _include_flags()
     finish(
         [
-            start(library, *includes, *(str(path) for path in _libraries.source_files(part) if path.suffix == ".cpp"))
+            start(
+                library,
+                *includes,
+                *(str(path) for path in _libraries.source_files(part) if path.suffix == ".cpp"),
+            )
             for library, part in _libraries.COMPILED.items()
         ]
     )
@@ -85,6 +91,7 @@ def _compile(command: tuple[str, ...], into: Path) -> None:
 
 
 def main() -> int:
+    """The command. Returns 0, 1 if the compiler fails, 2 if there is nothing to compile with or against."""
     began = time.monotonic()
     try:
         compiled = build()

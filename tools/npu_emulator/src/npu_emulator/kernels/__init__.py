@@ -20,7 +20,7 @@ if not _activation.is_active():
         "set NPU_EMULATOR=1 and `import torch_npu`"
     )
 
-from npu_emulator.kernels._calls import calls  # noqa: E402
+from npu_emulator.kernels._calls import calls
 
 __all__ = ["calls", "install"]
 

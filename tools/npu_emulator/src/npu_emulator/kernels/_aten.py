@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed.fsdp._fully_shard._fsdp_collectives  # noqa: F401  (defines operators before they are listed)
+import torch.distributed.fsdp._fully_shard._fsdp_collectives
 
 from npu_emulator.kernels import _streams
 from npu_emulator.kernels._calls import calls
@@ -86,7 +86,9 @@ def install() -> None:
             _library.impl(name, _kernel(operator), _KEY, allow_override=True)
     for name, copy in _COPIES.items():
         _library.impl(name, copy, _KEY, allow_override=True)
-    composites = {name: operator.decompose for name in _DECOMPOSED if (operator := _operator(name)) is not None}
+    composites = {
+        name: operator.decompose for name in _DECOMPOSED if (operator := _operator(name)) is not None
+    }
     composites |= {name: _kernel(operator) for name in _WHOLE if (operator := _operator(name)) is not None}
     for name, function in composites.items():
         for key in ("AutogradPrivateUse1", _KEY):
@@ -130,10 +132,14 @@ def _kernel(operator: Any) -> Callable[..., Any]:
             for name in written:
                 if name in seen:
                     targets[name] = seen[name]
-                    seen[name] = convert(seen[name], lambda t: t.clone() if isinstance(t, torch.Tensor) else t)
+                    seen[name] = convert(
+                        seen[name], lambda t: t.clone() if isinstance(t, torch.Tensor) else t
+                    )
         # The order of `given` is that of the schema for positional arguments, so these can be passed on as they came.
         positional = [seen[name] for name in names[: len(args)]]
-        result = operator(*positional, **{name: value for name, value in seen.items() if name not in names[: len(args)]})
+        result = operator(
+            *positional, **{name: value for name, value in seen.items() if name not in names[: len(args)]}
+        )
         for name in written:
             if name in given:
                 _carry_over(given[name], seen[name], targets.get(name))
@@ -141,7 +147,9 @@ def _kernel(operator: Any) -> Callable[..., Any]:
             return None
         values = result if len(results) > 1 else (result,)
         made = tuple(
-            given[name] if name else convert(value, lambda r: to_npu(r, device) if isinstance(r, torch.Tensor) else r)
+            given[name]
+            if name
+            else convert(value, lambda r: to_npu(r, device) if isinstance(r, torch.Tensor) else r)
             for name, value in zip(results, values, strict=True)
         )
         return made if len(results) > 1 else made[0]
@@ -186,7 +194,9 @@ def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False
 
 def _to_copy(*args: Any, **kwargs: Any) -> torch.Tensor:
     """PyTorch's own: `empty_strided` and `copy_`."""
-    return torch.ops.aten._to_copy.default._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+    return torch.ops.aten._to_copy.default._op_dk(
+        torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs
+    )
 
 
 _COPIES = {"copy_": _copy_, "_copy_from": _copy_from, "_to_copy": _to_copy}

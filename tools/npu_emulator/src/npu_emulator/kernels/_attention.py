@@ -104,7 +104,9 @@ def _forward_bnsd(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor,
     return out.to(q.dtype), maximum.expand(statistics), total.expand(statistics)
 
 
-def _backward_bnsd(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_bnsd(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, call: _Call
+) -> tuple[Tensor, Tensor, Tensor]:
     """dS = P * (dP - sum(dP * P)) * scale with dP = dout v^T."""
     group = q.shape[1] // k.shape[1]
     key, value = k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
@@ -191,12 +193,18 @@ def fusion_attention_grad(
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns (dquery, dkey, dvalue, and two empty tensors). Recomputes the probabilities."""
-    call = _Call(head_num, input_layout, scale_value, atten_mask, sparse_mode, actual_seq_qlen, actual_seq_kvlen)
+    call = _Call(
+        head_num, input_layout, scale_value, atten_mask, sparse_mode, actual_seq_qlen, actual_seq_kvlen
+    )
     if input_layout == "TND":
         gradients = [torch.zeros_like(x) for x in (query, key, value)]
         for rows, key_rows in call.documents(query, key):
             parts = _backward_bnsd(
-                _document(query, rows), _document(key, key_rows), _document(value, key_rows), _document(dy, rows), call
+                _document(query, rows),
+                _document(key, key_rows),
+                _document(value, key_rows),
+                _document(dy, rows),
+                call,
             )
             for gradient, part, where in zip(gradients, parts, (rows, key_rows, key_rows), strict=True):
                 gradient[where] = _tokens(part)

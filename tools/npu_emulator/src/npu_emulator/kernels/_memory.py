@@ -24,7 +24,9 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    memory = torch.frombuffer(_memory_view(storage.data_ptr(), storage.nbytes(), _WRITABLE), dtype=torch.uint8)
+    memory = torch.frombuffer(
+        _memory_view(storage.data_ptr(), storage.nbytes(), _WRITABLE), dtype=torch.uint8
+    )
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 

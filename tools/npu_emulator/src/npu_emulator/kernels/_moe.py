@@ -21,7 +21,9 @@ def _gather_rows(rows: Tensor, positions: Tensor) -> Tensor:
     """rows[positions], zero where the row was dropped."""
     positions = positions.long()
     kept = positions < rows.shape[0]
-    return torch.where(kept.unsqueeze(-1), rows[positions.clamp(max=rows.shape[0] - 1)], torch.zeros((), dtype=rows.dtype))
+    return torch.where(
+        kept.unsqueeze(-1), rows[positions.clamp(max=rows.shape[0] - 1)], torch.zeros((), dtype=rows.dtype)
+    )
 
 
 def _scatter_rows(values: Tensor, positions: Tensor, count: int) -> Tensor:
@@ -153,7 +155,9 @@ def grouped_matmul(
     """
     given = {name: value for name, value in other.items() if value not in (None, 0)}
     if given or len(x) != 1 or len(weight) != 1 or group_list is None:
-        raise NotImplementedError(f"npu_grouped_matmul with {sorted(given)}, {len(x)} x and {len(weight)} weight tensors")
+        raise NotImplementedError(
+            f"npu_grouped_matmul with {sorted(given)}, {len(x)} x and {len(weight)} weight tensors"
+        )
     ends = [int(number) for number in group_list]
     counts = ends if group_list_type == _COUNTS else [b - a for a, b in pairwise([0, *ends])]
     match group_type:

@@ -54,7 +54,9 @@ def _rotate(x: Tensor, mode: str) -> Tensor:
 
 
 @reference("npu_rotary_mul")
-def rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+def rotary_mul(
+    x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
     """x * cos + rotate(x) * sin."""
     if rotate is not None:
         raise NotImplementedError("npu_rotary_mul with a rotate matrix is not emulated")
