@@ -203,8 +203,9 @@ def scatter(
             )
         for i, x in enumerate(xs):
             if tuple(x.shape) != tuple(like.shape) or x.dtype != like.dtype:
+                own, wanted = platform.dtype_name(x.dtype), platform.dtype_name(like.dtype)
                 raise ValueError(
-                    f"xs[{i}] is {tuple(x.shape)} {x.dtype}, like is {tuple(like.shape)} {like.dtype}: all must be alike"
+                    f"xs[{i}] is {tuple(x.shape)} {own}, like is {tuple(like.shape)} {wanted}: all must be alike"
                 )
     if group.size == 1:
         assert xs is not None

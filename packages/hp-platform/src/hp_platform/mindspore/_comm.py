@@ -9,7 +9,6 @@ tensors; all ranks know that they are empty, and all skip the launch. Outputs ar
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,10 +18,20 @@ from mindspore import communication, mint, ops
 from mindspore.mint import distributed
 
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
+from hp_platform.mindspore._p2p import MindSporeP2POps
 from hp_platform.mindspore._private import executor, own_copy
 from hp_platform.mindspore._recording import no_grad
-from hp_platform.mindspore._wire import Work, carried, fill, integers, is_whole, padded, started
-from hp_platform.protocols.comm import P2P
+from hp_platform.mindspore._wire import (
+    NO_LAUNCH,
+    Launch,
+    Work,
+    carried,
+    fill,
+    integers,
+    is_whole,
+    padded,
+    started,
+)
 
 REDUCED_BY_KERNEL = frozenset({"float32", "float16", "bfloat16", "int64", "int32", "int8"})
 REDUCED_IN_ORDER = frozenset({"float64", "uint8", "int16"})
@@ -36,26 +45,21 @@ _PAIRWISE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class MindSporeCommOps:
+class MindSporeCommOps(MindSporeP2POps):
     """Collectives of :class:`hp_platform.protocols.CommOps` on CPU."""
 
     _drain = staticmethod(executor.sync)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._receives: dict[int, deque[_Receive]] = {}
-        """Posted and not yet fetched, by the rank of the peer; see :meth:`recv_`."""
-
     # --- what can be done
-    def native_reduce_ops(self, device_type: str) -> frozenset[str]:  # noqa: ARG002 - one kind of device per process
+    def native_reduce_ops(self, device_type: str) -> frozenset[str]:
         """MindSpore's avg truncates integers, so the mean is left to the sum."""
         return frozenset(_PAIRWISE)
 
-    def can_reduce(self, dtype: Any, device_type: str) -> bool:  # noqa: ARG002
+    def can_reduce(self, dtype: Any, device_type: str) -> bool:
         """Whether there is a kernel or an ordered reduction."""
         return NAME_OF[resolve(dtype)] in REDUCED_BY_KERNEL | REDUCED_IN_ORDER
 
-    def can_coalesce(self, device_type: str) -> bool:  # noqa: ARG002
+    def can_coalesce(self, device_type: str) -> bool:
         """No launch takes several tensors."""
         return False
 
@@ -63,20 +67,20 @@ class MindSporeCommOps:
     def all_reduce_(self, x: Any, op: str, group: str, async_op: bool) -> Work | None:
         """``x`` becomes the reduction."""
         with no_grad():
-            total, handle = self._reduced(x.view((x.size,)), op, group, async_op, may_overwrite=is_whole(x))
-            return self._started(handle, lambda: fill(x, total()), async_op)
+            total, launch = self._reduced(x.view((x.size,)), op, group, async_op, may_overwrite=is_whole(x))
+            return self._started(launch, lambda: fill(x, total()), async_op)
 
     def all_gather_into(self, out: Any, x: Any, group: str, async_op: bool) -> Work | None:
         """``out`` becomes the ranks' tensors."""
         with no_grad():
-            pieces, handle = self._gathered(carried(x), group, async_op)
-            return self._started(handle, lambda: fill(out, mint.cat(pieces)), async_op)
+            pieces, launch = self._gathered(carried(x), group, async_op)
+            return self._started(launch, lambda: fill(out, mint.cat(pieces)), async_op)
 
     def all_gather_uneven_into(self, outs: Sequence[Any], x: Any, group: str, async_op: bool) -> Work | None:
         """Each of ``outs`` becomes its rank's tensor: all travel as long as the longest."""
         with no_grad():
             rows = [carried(out) for out in outs]
-            pieces, handle = self._gathered(
+            pieces, launch = self._gathered(
                 padded(carried(x), max(row.size for row in rows)), group, async_op
             )
 
@@ -84,7 +88,7 @@ class MindSporeCommOps:
                 for out, row, piece in zip(outs, rows, pieces, strict=True):
                     fill(out, mint.narrow(piece, 0, 0, row.size))
 
-            return self._started(handle, finish, async_op)
+            return self._started(launch, finish, async_op)
 
     def reduce_scatter_into(self, out: Any, x: Any, op: str, group: str, async_op: bool) -> Work | None:
         """``out`` becomes this rank's block."""
@@ -112,8 +116,9 @@ class MindSporeCommOps:
         mine = self.native_rank(group)  # type: ignore[attr-defined]
         with no_grad():
             told = mindspore.Tensor(np.array([*in_sizes, *out_sizes], np.int64))
-            replies, _ = self._gathered(told, group, False)
+            replies, exchange = self._gathered(told, group, False)
             table = np.stack([reply.asnumpy() for reply in replies])
+            exchange.check()
             sent, expected = table[:, : len(in_sizes)], table[:, len(in_sizes) :]
             # All ranks see the same table, so all of them raise, and stay in step.
             if (sent != expected.T).any():
@@ -123,7 +128,7 @@ class MindSporeCommOps:
                     f"which expects {expected[taker, giver]}"
                 )
             width = int(np.prod(x.shape[1:]))
-            pieces, handle = self._gathered(
+            pieces, launch = self._gathered(
                 padded(carried(x), _carried_size(x, int(sent.sum(axis=1).max()) * width)), group, async_op
             )
 
@@ -137,14 +142,14 @@ class MindSporeCommOps:
                 ]
                 fill(out, mint.cat(blocks))
 
-            return self._started(handle, finish, async_op)
+            return self._started(launch, finish, async_op)
 
     def broadcast_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
         """``x`` becomes that of ``src``: a sum of bits to which the others add nothing."""
         with no_grad():
             row = integers(x)
-            total, handle = self._from_one(row if self._is_me(src) else None, row, group, async_op)
-            return self._started(handle, lambda: fill(x, total()), async_op)
+            total, launch = self._from_one(row if self._is_me(src) else None, row, group, async_op)
+            return self._started(launch, lambda: fill(x, total()), async_op)
 
     def scatter_into(
         self, out: Any, xs: Sequence[Any] | None, src: int, group: str, async_op: bool
@@ -155,9 +160,9 @@ class MindSporeCommOps:
             row = integers(out)
             whole = None if xs is None or not self._is_me(src) else mint.cat([integers(x) for x in xs])
             like = mint.empty((size * row.size,), dtype=row.dtype)
-            total, handle = self._from_one(whole, like, group, async_op)
+            total, launch = self._from_one(whole, like, group, async_op)
             return self._started(
-                handle, lambda: fill(out, mint.narrow(total(), 0, mine * row.size, row.size)), async_op
+                launch, lambda: fill(out, mint.narrow(total(), 0, mine * row.size, row.size)), async_op
             )
 
     def gather_into(
@@ -165,49 +170,18 @@ class MindSporeCommOps:
     ) -> Work | None:
         """``outs`` become the ranks' tensors on ``dst``."""
         with no_grad():
-            pieces, handle = self._gathered(carried(x), group, async_op)
+            pieces, launch = self._gathered(carried(x), group, async_op)
 
             def finish() -> None:
                 if outs is not None and self._is_me(dst):
                     for out, piece in zip(outs, pieces, strict=True):
                         fill(out, piece)
 
-            return self._started(handle, finish, async_op)
+            return self._started(launch, finish, async_op)
 
     def barrier(self, group: str, async_op: bool) -> Work | None:
         """All ranks have come."""
         return self.all_reduce_(mindspore.Tensor(np.ones(1, np.int32)), "sum", group, async_op)
-
-    # --- point to point
-    def send(self, x: Any, dst: int, group: str, async_op: bool) -> Work | None:
-        """To one peer; MindSpore buffers it."""
-        with no_grad():
-            handles = [distributed.isend(carried(x), dst, group)] if x.size else []
-            return started(handles, lambda: None, self._drain, async_op=async_op)
-
-    def recv_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
-        """From one peer, in the order of its sends, whatever their group.
-
-        MindSpore's receive blocks the queue of all later work, also sends that the peer is waiting for. So it starts when it
-        is waited for, after those posted earlier for the same peer.
-        """
-        waiting = self._receives.setdefault(src, deque())
-        work = _Receive(x, src, group, waiting, self._drain)
-        waiting.append(work)
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def batch_p2p(self, ops: Sequence[P2P], group: str) -> Sequence[Work]:
-        """Sends first, which never block."""
-        works: dict[int, Any] = {}
-        for kind in ("send", "recv"):
-            for place, (own, x, peer) in enumerate(ops):
-                if own == kind:
-                    start = self.send if kind == "send" else self.recv_
-                    works[place] = start(x, peer, group, True)
-        return [works[place] for place in range(len(ops))]
 
     # --- coalesced: can_coalesce is False, so that nobody asks for these
     def all_reduce_coalesced_(self, xs: Sequence[Any], op: str, group: str, async_op: bool) -> Work | None:
@@ -229,69 +203,60 @@ class MindSporeCommOps:
         return self._each([self.reduce_scatter_into(out, x, op, group, True) for out, x in pairs], async_op)
 
     # --- the pieces
-    def _started(self, handle: Any, finish: Callable[[], None], async_op: bool) -> Work | None:
-        return started([handle], finish, self._drain, async_op=async_op)
+    def _started(self, launch: Launch, finish: Callable[[], None], async_op: bool) -> Work | None:
+        return started([launch], finish, self._drain, async_op=async_op)
 
     def _each(self, works: Sequence[Work | None], async_op: bool) -> Work | None:
-        return started(works, lambda: None, self._drain, async_op=async_op)
+        def finish() -> None:
+            for work in works:
+                if work is not None:
+                    work.wait()
+
+        return started([], finish, self._drain, async_op=async_op)
 
     def _is_me(self, rank: int) -> bool:
         return communication.get_rank() == rank
 
-    def _gathered(self, row: Any, group: str, async_op: bool) -> tuple[list[Any], Any]:
-        """Every rank's row (of one length), and the handle. Nothing is launched for empty rows."""
+    def _gathered(self, row: Any, group: str, async_op: bool) -> tuple[list[Any], Launch]:
+        """Every rank's row (of one length), and the launch. Nothing is launched for empty rows."""
         size = len(self.native_ranks(group))  # type: ignore[attr-defined]
         pieces = [mint.empty((row.size,), dtype=row.dtype) for _ in range(size)]
         if row.size == 0:
-            return pieces, None
-        return pieces, distributed.all_gather(pieces, row, group=group, async_op=async_op)
+            return pieces, NO_LAUNCH
+        check = self._enter_step(group, _signature("all_gather", row))  # type: ignore[attr-defined]
+        return pieces, Launch(distributed.all_gather(pieces, row, group=group, async_op=async_op), check)
 
     def _reduced(
         self, row: Any, op: str, group: str, async_op: bool, *, may_overwrite: bool = False
-    ) -> tuple[Callable[[], Any], Any]:
-        """The reduction of the ranks' rows as a function to call when the handle is done."""
+    ) -> tuple[Callable[[], Any], Launch]:
+        """The reduction of the ranks' rows as a function to call when the launch is done."""
         if row.size == 0:
-            return lambda: row, None
+            return lambda: row, NO_LAUNCH
         if NAME_OF[row.dtype] in REDUCED_BY_KERNEL:
             total = row if may_overwrite else own_copy(row)
-            return lambda: total, distributed.all_reduce(total, op=op, group=group, async_op=async_op)
-        pieces, handle = self._gathered(carried(row), group, async_op)
-        return lambda: _in_order(pieces, op, row.dtype), handle
+            check = self._enter_step(group, _signature(op, row))  # type: ignore[attr-defined]
+            launch = Launch(distributed.all_reduce(total, op=op, group=group, async_op=async_op), check)
+            return lambda: total, launch
+        pieces, launch = self._gathered(carried(row), group, async_op)
+        return lambda: _in_order(pieces, op, row.dtype), launch
 
     def _reduce_scatter(
         self, out: Any, row: Any, start: int, op: str, group: str, async_op: bool
     ) -> Work | None:
         with no_grad():
-            total, handle = self._reduced(row, op, group, async_op)
-            return self._started(handle, lambda: fill(out, mint.narrow(total(), 0, start, out.size)), async_op)
+            total, launch = self._reduced(row, op, group, async_op)
+            return self._started(
+                launch, lambda: fill(out, mint.narrow(total(), 0, start, out.size)), async_op
+            )
 
-    def _from_one(self, row: Any, like: Any, group: str, async_op: bool) -> tuple[Callable[[], Any], Any]:
+    def _from_one(self, row: Any, like: Any, group: str, async_op: bool) -> tuple[Callable[[], Any], Launch]:
         """One rank's row of integers on all ranks; ``row`` is None on the others."""
         mine = ops.zeros_like(like) if row is None else own_copy(row)
         return self._reduced(mine, "sum", group, async_op, may_overwrite=True)
 
 
-class _Receive(Work):
-    """A posted receive: it starts when waited for, after the earlier ones of the same peer."""
-
-    def __init__(
-        self, x: Any, src: int, group: str, waiting: deque[_Receive], drain: Callable[[], None]
-    ) -> None:
-        super().__init__((), lambda: None, drain)
-        self._x, self._src, self._group, self._waiting = x, src, group, waiting
-
-    def _run(self) -> None:
-        while self._waiting and self._waiting[0] is not self:
-            earlier = self._waiting[0]
-            earlier.is_completed()
-        self._waiting.popleft()
-        if self._x.size:
-            with no_grad():
-                row = carried(self._x)
-                arrived = mint.empty((row.size,), dtype=row.dtype)
-                distributed.irecv(arrived, self._src, self._group).wait()
-                fill(self._x, arrived)
-        self._drain()
+def _signature(kind: str, row: Any) -> str:
+    return f"{kind}/{NAME_OF[row.dtype]}/{row.size}"
 
 
 def _in_order(pieces: Sequence[Any], op: str, dtype: Any) -> Any:

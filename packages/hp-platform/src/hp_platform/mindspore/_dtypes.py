@@ -13,7 +13,9 @@ ITEMSIZE: dict[str, int] = {
 }  # fmt: skip
 """Bytes of one element."""
 
-DTYPE_OF: dict[str, Any] = {name: getattr(mindspore, "bool_" if name == "bool" else name) for name in ITEMSIZE}
+DTYPE_OF: dict[str, Any] = {
+    name: getattr(mindspore, "bool_" if name == "bool" else name) for name in ITEMSIZE
+}
 NAME_OF: dict[Any, str] = {dtype: name for name, dtype in DTYPE_OF.items()}
 FLOATING = frozenset({"float32", "float64", "float16", "bfloat16"})
 

@@ -10,42 +10,39 @@ from mindspore.mint import distributed
 from hp_platform.mindspore._comm import MindSporeCommOps
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
 from hp_platform.mindspore._recording import no_grad
-from hp_platform.mindspore._wire import Work, carried
+from hp_platform.mindspore._wire import NO_LAUNCH, Launch, Work, carried, nothing
 from hp_platform.protocols.comm import P2P
 
 _REDUCIBLE = frozenset({"float32", "float16", "bfloat16", "int64", "int32", "int16", "int8"})
 
 
-def _nothing() -> None:
-    """Results are ready in the order of the stream: the host waits for nothing."""
-
-
 class NativeCommOps(MindSporeCommOps):
     """Those collectives that are composed on CPU and are one launch here."""
 
-    _drain = staticmethod(_nothing)
+    # Results are ready in the order of the stream: the host waits for nothing.
+    _drain = staticmethod(nothing)
 
-    def can_reduce(self, dtype: Any, device_type: str) -> bool:  # noqa: ARG002
+    def can_reduce(self, dtype: Any, device_type: str) -> bool:
         """HCCL reduces no float64 and no uint8."""
         return NAME_OF[resolve(dtype)] in _REDUCIBLE
 
     def all_gather_into(self, out: Any, x: Any, group: str, async_op: bool) -> Work | None:
         """``out`` becomes the ranks' tensors."""
         if out.size == 0:
-            return self._started(None, _nothing, async_op)
+            return self._started(NO_LAUNCH, nothing, async_op)
         with no_grad():
             handle = distributed.all_gather_into_tensor(
                 carried(out), carried(x), group=group, async_op=async_op
             )
-        return self._started(handle, _nothing, async_op)
+        return self._started(Launch(handle, nothing), nothing, async_op)
 
     def reduce_scatter_into(self, out: Any, x: Any, op: str, group: str, async_op: bool) -> Work | None:
         """``out`` becomes this rank's block."""
         if out.size == 0:
-            return self._started(None, _nothing, async_op)
+            return self._started(NO_LAUNCH, nothing, async_op)
         with no_grad():
             handle = distributed.reduce_scatter_tensor(out, x, op=op, group=group, async_op=async_op)
-        return self._started(handle, _nothing, async_op)
+        return self._started(Launch(handle, nothing), nothing, async_op)
 
     def all_to_all_into(
         self,
@@ -61,21 +58,21 @@ class NativeCommOps(MindSporeCommOps):
             handle = distributed.all_to_all_single(
                 out, x, list(out_sizes), list(in_sizes), group=group, async_op=async_op
             )
-        return self._started(handle, _nothing, async_op)
+        return self._started(Launch(handle, nothing), nothing, async_op)
 
     def broadcast_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
         """``x`` becomes that of ``src``."""
         if x.size == 0:
-            return self._started(None, _nothing, async_op)
+            return self._started(NO_LAUNCH, nothing, async_op)
         with no_grad():
             handle = distributed.broadcast(carried(x), src, group=group, async_op=async_op)
-        return self._started(handle, _nothing, async_op)
+        return self._started(Launch(handle, nothing), nothing, async_op)
 
     def recv_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
         """From one peer."""
         with no_grad():
             handle = distributed.irecv(carried(x), src, group) if x.size else None
-        return self._started(handle, _nothing, async_op)
+        return self._started(Launch(handle, nothing), nothing, async_op)
 
     def batch_p2p(self, ops: Sequence[P2P], group: str) -> Sequence[Work]:
         """All in one launch."""
@@ -83,6 +80,5 @@ class NativeCommOps(MindSporeCommOps):
         wanted = [distributed.P2POp(kinds[kind], carried(x), peer, group) for kind, x, peer in ops if x.size]
         with no_grad():
             handles = distributed.batch_isend_irecv(wanted) if wanted else []
-        return [Work(handles, _nothing, self._drain) for _ in ops]
-
-
+        launches = [Launch(handle, nothing) for handle in handles]
+        return [Work(launches, nothing, self._drain) for _ in ops]

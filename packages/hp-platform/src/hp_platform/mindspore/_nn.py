@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import mindspore
 from mindspore import mint, ops
@@ -18,10 +18,8 @@ from hp_platform.mindspore._module import Module, ModuleList
 from hp_platform.mindspore._recording import ensure_recording
 from hp_platform.protocols.nn import HookHandle
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _computing(function: F) -> F:
+def _computing(function: Callable[..., Any]) -> Any:
     """Refuse bfloat16 at the call: MindSpore's CPU build has no kernels for it and says so much later, at another tensor."""
 
     @wraps(function)
@@ -33,7 +31,7 @@ def _computing(function: F) -> F:
             )
         return function(x, *args, **kwargs)
 
-    return staticmethod(checked)  # type: ignore[return-value]
+    return staticmethod(checked)
 
 
 class MindSporeNNOps:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import operator
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import mindspore
-import mindspore.common.seed
 import mindspore.communication.management
 import numpy
 from mindspore.mint.distributed import distributed as _distributed
@@ -159,7 +157,8 @@ class FreelyNamedCell(mindspore.nn.Cell):
 
 
 # --- random numbers
-_seeds = sys.modules["mindspore.common.seed"]
+# The package also has a function of this name, which hides the module from attribute access.
+_seeds: Any = importlib.import_module("mindspore.common.seed")
 
 
 def get_seeds() -> tuple[int | None, dict[Any, int]]:

@@ -115,5 +115,3 @@ def _rounded_to_bfloat16(x: Any) -> Any:
     bits = x.view(np.uint32)
     odd = (bits >> 16) & 1
     return ((bits + 0x7FFF + odd) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-

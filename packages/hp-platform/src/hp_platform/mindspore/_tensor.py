@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import mint, ops
+from mindspore.utils import dlpack
 
 from hp_platform.mindspore import _composed, _private
 from hp_platform.mindspore._dtypes import FLOATING, ITEMSIZE, NAME_OF, resolve
@@ -183,6 +183,19 @@ class MindSporeTensorOps:
         """Address of the first element."""
         return x.data_ptr()
 
+    def alias(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """The same memory under a storage of its own."""
+        if not x.is_contiguous():
+            raise ValueError(
+                f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {tuple(x.stride())}"
+            )
+        if x.size == 0:
+            return mint.empty(x.shape, dtype=x.dtype)
+        # DLPack hands over address, shape and an owner to keep alive, and knows no storage: the importer makes a new one.
+        # As bytes, because MindSpore does not hand over every dtype.
+        row = ops.stop_gradient(x).view((x.size,)).view(mindspore.uint8)
+        return dlpack.from_dlpack(dlpack.to_dlpack(row)).view(x.dtype).view(x.shape)
+
     def set_data_(self, x: mindspore.Tensor, data: mindspore.Tensor) -> None:
         """The same object over other memory."""
         _private.update_data(x, ops.stop_gradient(data))
@@ -263,8 +276,3 @@ def _pairs(xs: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     if len(xs) != len(others):
         raise ValueError(f"lists must pair up: got {len(xs)} and {len(others)} entries")
     return list(zip(xs, others, strict=True))
-
-
-def nbytes(x: mindspore.Tensor) -> int:
-    """Bytes of the elements."""
-    return math.prod(x.shape) * ITEMSIZE[NAME_OF[x.dtype]]

@@ -57,15 +57,40 @@ def padded(row: mindspore.Tensor, length: int) -> mindspore.Tensor:
     return mint.cat([row, mint.empty((length - row.size,), dtype=row.dtype)])
 
 
+class Launch:
+    """One kernel that was started: MindSpore's handle (None if it has run), and the check that all ranks were in it."""
+
+    __slots__ = ("_handle", "check")
+
+    def __init__(self, handle: Any, check: Callable[[], None]) -> None:
+        self._handle = handle
+        self.check = check
+
+    def wait(self) -> None:
+        """Later work of this process begins after the kernel."""
+        if self._handle is not None:
+            self._handle.wait()
+
+
+def nothing() -> None:
+    """Nothing to check, or to finish."""
+
+
+NO_LAUNCH = Launch(None, nothing)
+"""Of empty tensors."""
+
+
 class Work:
-    """A launch under way: MindSpore's handles, what to do when they are done, and how to wait for the device's queue.
+    """A launch under way: its kernels, what to do when they are done, and how to wait for the device's queue.
 
     On CPU waiting drains the queue, so that a failure is raised here and not at some later operation. MindSpore cannot be
     asked whether a launch has finished, so :meth:`is_completed` waits as well.
     """
 
-    def __init__(self, handles: Sequence[Any], finish: Callable[[], None], drain: Callable[[], None]) -> None:
-        self._handles = tuple(handles)
+    def __init__(
+        self, launches: Sequence[Launch], finish: Callable[[], None], drain: Callable[[], None]
+    ) -> None:
+        self._launches = tuple(launches)
         self._finish = finish
         self._drain = drain
         self._done = False
@@ -92,24 +117,23 @@ class Work:
         return True
 
     def _run(self) -> None:
-        for handle in self._handles:
-            if handle is not None:
-                handle.wait()
-        self._finish()
-        self._handles = ()
-        self._finish = _nothing
+        launches, finish = self._launches, self._finish
+        # Whatever happens, the tensors that they hold are free afterwards.
+        self._launches, self._finish = (), nothing
+        for launch in launches:
+            launch.wait()
+        self._drain()
+        for launch in launches:
+            launch.check()
+        finish()
         self._drain()
 
 
-def _nothing() -> None:
-    """Nothing is left to do."""
-
-
 def started(
-    handles: Sequence[Any], finish: Callable[[], None], drain: Callable[[], None], *, async_op: bool
+    launches: Sequence[Launch], finish: Callable[[], None], drain: Callable[[], None], *, async_op: bool
 ) -> Work | None:
-    """The handle of a launch, or None when it is finished."""
-    work = Work(handles, finish, drain)
+    """The handle of what was launched, or None when it is finished."""
+    work = Work(launches, finish, drain)
     if async_op:
         return work
     work.wait()

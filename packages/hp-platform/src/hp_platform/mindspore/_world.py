@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +26,13 @@ CPU_TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"
 
 _LOST = tuple(
     f"{kind} failed" for kind in ("AllReduce", "AllGather", "Broadcast", "Scatter", "Gather", "Send", "Recv")
-) + ("TCP get operation failed", "TCP set operation failed", "TCP addition operation failed", "imeout", "imed out")
+) + (
+    "TCP get operation failed",
+    "TCP set operation failed",
+    "TCP addition operation failed",
+    "imeout",
+    "imed out",
+)
 
 
 class Store:
@@ -52,6 +58,19 @@ class Store:
     def count(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
         return int(self._tcp.add(self._prefix + key, amount))
+
+    def meet(self, key: str, expected: int, seconds: float) -> bool:
+        """Count this rank and wait until ``expected`` are counted, at most so long; whether they are."""
+        deadline = time.monotonic() + seconds
+        present = self.count(key, 1)
+        while present < expected and time.monotonic() < deadline:
+            time.sleep(0.002)
+            present = self.count(key, 0)
+        return present >= expected
+
+
+class OutOfStepError(RuntimeError):
+    """Ranks of a group were in different collectives, and MindSpore let them finish."""
 
 
 class MindSporeWorldOps:
@@ -105,6 +124,9 @@ class MindSporeWorldOps:
         # See [Note: one world per process].
         self._incarnation = self._incarnation + 1
         self._store = None if tcp is None else Store(tcp, f"hp{self._incarnation}/")
+        if self._store is not None:
+            # All ranks but 0 take some seconds longer to initialise: with a short time-out the first collective would fail.
+            self._store.meet("joined", world_size, timeout.total_seconds())
         return GlobalComm.WORLD_COMM_GROUP, name, self._store
 
     def adopt_world(self) -> tuple[str, str, Any] | None:
@@ -124,7 +146,7 @@ class MindSporeWorldOps:
         """Place in a group."""
         return communication.get_rank(group)
 
-    def new_group(self, ranks: Sequence[int], timeout: timedelta, backend: str | None = None) -> str:  # noqa: ARG002
+    def new_group(self, ranks: Sequence[int], timeout: timedelta, backend: str | None = None) -> str:
         """A group; MindSpore has one time-out for all groups, that of the world.
 
         The name says the ranks, so that all members find the same; asking again after the group was ended takes it up again.
@@ -138,6 +160,8 @@ class MindSporeWorldOps:
     def __init__(self) -> None:
         super().__init__()
         self._groups: set[str] = set()
+        self._steps: dict[str, int] = {}
+        """How often this rank has launched what, by group and signature; see :meth:`_enter_step`."""
 
     def destroy_group(self, group: str | None) -> None:
         """End a group, or (None) the world: a barrier after which rank 0, who keeps the store, leaves last.
@@ -149,16 +173,41 @@ class MindSporeWorldOps:
         _, rank, world_size, _ = self._joined
         self.barrier(GlobalComm.WORLD_COMM_GROUP, False)  # type: ignore[attr-defined]
         if self._store is not None:
-            left = self._store.count("left", 1)
-            deadline = time.monotonic() + _SECONDS_TO_LEAVE
-            while rank == 0 and left < world_size and time.monotonic() < deadline:
-                time.sleep(0.002)
-                left = self._store.count("left", 0)
+            # All ranks have passed the barrier when rank 0 begins to wait, so the seconds are far more than any needs.
+            self._store.meet("left", world_size, 5.0 if rank == 0 else 0.0)
         self._store = None
+        self._steps = {}
 
     def is_timeout(self, error: BaseException) -> bool:
         """Whether a peer did not come or is gone. MindSpore says only which collective failed."""
+        if isinstance(error, OutOfStepError):
+            return True
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST)
+
+    def _enter_step(self, group: str, signature: str) -> Callable[[], None]:
+        """Tell the store what this rank is about to launch; returns the check that all ranks of the group did the same.
+
+        [Note: being in step] When ranks meet in different collectives, or with different sizes, MindSpore's CPU build takes one's
+        message for the other's and returns wrong numbers. So every launch counts itself under its signature, and after it
+        the count must hold all ranks: they have counted before they sent what has arrived.
+        """
+        store = self._store
+        if store is None:
+            return lambda: None
+        key = f"step/{group}/{signature}"
+        mine = self._steps.get(key, 0) + 1
+        self._steps[key] = mine
+        size = len(self.native_ranks(group))
+        store.count(key, 1)
+
+        def check() -> None:
+            present = store.count(key, 0)
+            if present < mine * size:
+                raise OutOfStepError(
+                    f"{mine * size - present} of {size} ranks of the group were in another collective, or had another size"
+                )
+
+        return check
 
     def store_set(self, store: Store, key: str, value: bytes) -> None:
         """Publish."""
@@ -167,10 +216,6 @@ class MindSporeWorldOps:
     def store_get(self, store: Store, key: str) -> bytes | None:
         """Read without waiting."""
         return store.get(key)
-
-
-_SECONDS_TO_LEAVE = 5.0
-"""All ranks have passed the barrier when rank 0 begins to wait, so this is far more than any needs."""
 
 
 def _join(

@@ -11,6 +11,4 @@ class AscendDevice(AcceleratorDevice):
     name = "npu"
     target = "Ascend"
     comm_backend = "hccl"
-    missing = frozenset(
-        {"float64_compute", "reduce_float64", "coalesced", "version_counter"}
-    )
+    missing = frozenset({"float64_compute", "reduce_float64", "coalesced", "version_counter"})
