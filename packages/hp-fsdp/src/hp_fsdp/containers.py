@@ -60,7 +60,7 @@ def _like_mapping(value: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     """A copy of the mapping with other values: the copy keeps its class and what else it carries (default factories)."""
     if type(value) is dict:
         return changed
-    twin = copy.copy(value)
+    twin: Any = copy.copy(value)
     for key, part in changed.items():
-        twin[key] = part  # type: ignore[index] -- a mapping without item assignment cannot hold other tensors; it says so
+        twin[key] = part
     return twin

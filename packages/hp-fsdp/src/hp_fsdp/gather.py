@@ -28,7 +28,8 @@ def gather_columns(
         rows = platform.foreach_cast([buffer.row() for buffer in together], dtype)
         row = rows[0] if len(rows) == 1 else platform.cat(rows)
         gathered = collectives.all_gather(row, places.shard_group)
-        matrix = platform.reshape(gathered, (places.num_shards, row.shape[0]))
+        numel = sum(buffer.plan.numel for buffer in together)
+        matrix = platform.reshape(gathered, (places.num_shards, numel))
         start = 0
         for buffer in together:
             for param, slot in zip(buffer.params, buffer.plan.slots, strict=True):

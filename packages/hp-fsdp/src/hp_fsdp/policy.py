@@ -36,7 +36,7 @@ class MixedPrecisionPolicy:
 
     def resolve(self, platform: Platform) -> Precision:
         """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
-        found = {}
+        found: dict[str, DType | None] = {}
         for field in ("param_dtype", "reduce_dtype", "output_dtype"):
             given = getattr(self, field)
             if given is None:

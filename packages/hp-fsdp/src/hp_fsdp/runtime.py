@@ -29,7 +29,7 @@ class RootContext:
             self._active = self._active[: self._active.index(unit)]
         if not self._active:
             self.pass_number = self.pass_number + 1
-            self._forget_dead_backward()
+            self.forget_dead_backward()
         self._active.append(unit)
 
     def leave(self, unit: Unit) -> None:
@@ -50,7 +50,7 @@ class RootContext:
         for unit in reversed(self.units):
             unit.finish_backward()
 
-    def _forget_dead_backward(self) -> None:
+    def forget_dead_backward(self) -> None:
         """After a backward that ended with an exception, which calls nobody back, start anew."""
         if not self.in_backward:
             return
@@ -73,18 +73,24 @@ def context_of(unit: Unit) -> RootContext:
 
     RuntimeError if a unit inside of it is in the middle of a backward.
     """
-    if unit.context is None:
-        units = list(units_in(unit.platform, unit.module))
-        for inner in units:
-            if inner.context is not None and inner.context.in_backward:
+    if unit.context is not None:
+        return unit.context
+    units = list(units_in(unit.platform, unit.module))
+    for inner in units:
+        if inner.context is not None:
+            inner.context.forget_dead_backward()
+            if inner.context.in_backward:
                 raise RuntimeError(
                     f"{unit.label} was called while {inner.label}, which is inside of it, runs backward: call the outer "
                     "module first"
                 )
-        context = RootContext(unit, units)
-        for each in units:
-            each.context = context
-    return unit.context  # type: ignore[return-value] -- set just now
+    context = RootContext(unit, units)
+    for each in units:
+        # Passes of a root that a unit was before are counted by other numbers.
+        each.uses = None
+        each.reshard()
+        each.context = context
+    return context
 
 
 def reshards_after_forward(unit: Unit) -> bool:

@@ -99,7 +99,8 @@ class Unit:
     def _arrange(self, params: list[ManagedParameter]) -> None:
         """Lay out the buffers, and make the whole tensors."""
         assert self.state is ShardState.SHARDED
-        places, kinds = self.places, {}  # type: ignore[var-annotated] -- (dtype, trains) -> parameters
+        places = self.places
+        kinds: dict[tuple[Any, bool], list[ManagedParameter]] = {}
         for param in params:
             if param.shape:
                 kinds.setdefault((param.dtype, param.trains), []).append(param)
