@@ -15,6 +15,7 @@ import torch
 from hp_platform.torch.device._accelerator import AcceleratorDevice
 from hp_platform.torch.device._base import CommFacts
 
+# int64 is in HCCL's documents for the Atlas A2 series, not in the header of torch_npu 2.13.0; not run on hardware.
 _HCCL_DTYPES = frozenset(
     {
         torch.float32, torch.float16, torch.bfloat16,
