@@ -31,7 +31,8 @@ class NativeWork(Protocol):
 
     def is_completed(self) -> bool:
         """Whether waiting would return at once; True after :meth:`wait`. A backend that cannot tell earlier (gloo's sends and
-        receives) says False until then, so that this is for measuring, not for waiting in a loop."""
+        receives) says False until then, so that this is for measuring, not for waiting in a loop.
+        """
         ...
 
 
