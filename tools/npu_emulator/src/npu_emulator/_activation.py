@@ -76,6 +76,11 @@ def _before_torch_npu() -> None:
     if found:
         raise ImportError(f"NPU_EMULATOR=1, but a real CANN is here ({found}); unset NPU_EMULATOR to use it")
     _libraries.load()
+    import torch.version  # torch_npu imports torch next; not earlier, for the lines above to come at once
+
+    if torch.version.cuda or torch.version.hip:
+        # torch_npu would end the process without a word on some of these builds.
+        raise ImportError(f"torch {torch.version.__version__} is built for another accelerator; install torch+cpu")
     _active = True
 
 
