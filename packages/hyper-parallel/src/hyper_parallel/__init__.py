@@ -1,5 +1,63 @@
-"""Distributed training in parts, and the reference trainer."""
+"""hyper-parallel: everything of the house under one name.
 
-from hyper_parallel.__about__ import __version__
+Each public name is loaded from its package at first use; importing this package imports no framework. The packages can be
+installed and imported alone as well. ``hyper-parallel train`` runs the reference trainer (:mod:`hyper_parallel.trainer`).
+"""
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING
+
+from hp_platform.lazy import attach
+from hyper_parallel.__about__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from hp_dtensor import DTensor as DTensor
+    from hp_dtensor import Partial as Partial
+    from hp_dtensor import Placement as Placement
+    from hp_dtensor import Replicate as Replicate
+    from hp_dtensor import Shard as Shard
+    from hp_dtensor import distribute_tensor as distribute_tensor
+    from hp_fsdp import HSDPModule as HSDPModule
+    from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hp_fsdp import StateDictOptions as StateDictOptions
+    from hp_fsdp import fully_shard as fully_shard
+    from hp_fsdp import get_model_state_dict as get_model_state_dict
+    from hp_fsdp import set_model_state_dict as set_model_state_dict
+    from hp_platform import DeviceMesh as DeviceMesh
+    from hp_platform import destroy_process_group as destroy_process_group
+    from hp_platform import get_backend as get_backend
+    from hp_platform import get_current_mesh as get_current_mesh
+    from hp_platform import get_group_local_rank as get_group_local_rank
+    from hp_platform import get_platform as get_platform
+    from hp_platform import get_process_group_ranks as get_process_group_ranks
+    from hp_platform import init_device_mesh as init_device_mesh
+    from hp_platform import init_process_group as init_process_group
+    from hp_platform import mark_created_groups as mark_created_groups
+    from hp_platform import split_group as split_group
+
+_WHERE = {
+    "DTensor": "hp_dtensor",
+    "DeviceMesh": "hp_platform",
+    "HSDPModule": "hp_fsdp",
+    "MixedPrecisionPolicy": "hp_fsdp",
+    "Partial": "hp_dtensor",
+    "Placement": "hp_dtensor",
+    "Replicate": "hp_dtensor",
+    "Shard": "hp_dtensor",
+    "StateDictOptions": "hp_fsdp",
+    "destroy_process_group": "hp_platform",
+    "distribute_tensor": "hp_dtensor",
+    "fully_shard": "hp_fsdp",
+    "get_backend": "hp_platform",
+    "get_current_mesh": "hp_platform",
+    "get_group_local_rank": "hp_platform",
+    "get_model_state_dict": "hp_fsdp",
+    "get_platform": "hp_platform",
+    "get_process_group_ranks": "hp_platform",
+    "init_device_mesh": "hp_platform",
+    "init_process_group": "hp_platform",
+    "mark_created_groups": "hp_platform",
+    "set_model_state_dict": "hp_fsdp",
+    "split_group": "hp_platform",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

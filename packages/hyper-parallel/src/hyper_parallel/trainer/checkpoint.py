@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hp_dtensor.chunk import chunk_offset_and_size
+from hp_dtensor.chunk import chunk_offset, chunk_size
 from hyper_parallel.trainer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,14 +115,16 @@ def load_rows(saved: Saved, key: str, shape: tuple[int, ...], rank: int, nproc: 
     import numpy as np
     from safetensors import safe_open
 
-    wanted_start, wanted_size = chunk_offset_and_size(shape[0], nproc, rank)
+    wanted_start, wanted_size = chunk_offset(shape[0], nproc, rank), chunk_size(shape[0], nproc, rank)
     pieces = []
     for part in range(saved.nproc):
-        start, size = chunk_offset_and_size(shape[0], saved.nproc, part)
+        start, size = chunk_offset(shape[0], saved.nproc, part), chunk_size(shape[0], saved.nproc, part)
         low, high = max(start, wanted_start), min(start + size, wanted_start + wanted_size)
-        if low < high or (part == 0 and wanted_size == 0):
-            with safe_open(saved.folder / _part_name(part, saved.nproc), framework="numpy") as file:
-                pieces.append(file.get_slice(key)[max(low - start, 0) : max(high - start, 0)])
+        with safe_open(saved.folder / _part_name(part, saved.nproc), framework="numpy") as file:
+            if low < high:
+                pieces.append(file.get_slice(key)[low - start : high - start])
+            elif part == 0:  # for the dtype, where this rank holds no rows
+                pieces.append(file.get_tensor(key)[:0])
     return np.concatenate(pieces)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hp_platform
-from hp_fsdp import MixedPrecisionPolicy, fully_shard, get_model_state_dict
+from hp_fsdp import MixedPrecisionPolicy, StateDictOptions, fully_shard, get_model_state_dict
 from hp_platform import collectives, get_platform, init_device_mesh
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.data import Corpus, batch, load_corpus, validation_batch
@@ -81,6 +81,7 @@ def run(options: Options) -> Summary:
     if world.rank == 0:
         draw_loss(
             root,
+            first_step=first_step,
             before=before,
             after=after,
             title=f"{job.num_parameters:,} parameters, {world.size} process(es)",
@@ -194,7 +195,8 @@ class _Job:
         """Whole parameters as one plain safetensors file, written by rank 0. Communication: the gathers of all parameters."""
         from safetensors.numpy import save_file
 
-        whole = get_model_state_dict(self.model, full_state_dict=True, cpu_offload=True)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole = get_model_state_dict(self.model, options=options)
         if self.world.rank == 0:
             arrays = {name: self.platform.to_numpy(whole[name]) for name in self.shapes}
             partial = file.with_suffix(".partial")

@@ -6,8 +6,9 @@ import json
 import math
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
+METRICS = "metrics.jsonl"
 BITS_PER_NAT = 1 / math.log(2)
 
 
@@ -35,7 +36,7 @@ class Report:
         self._task = self._progress.add_task(
             "training", total=steps, completed=first_step, loss=math.nan, rate=0.0, memory=0.0
         )
-        self._file = (folder / "metrics.jsonl").open("a" if first_step else "w")
+        self._file = _metrics_up_to(first_step, folder / METRICS)
 
     def __enter__(self) -> Report:
         self._progress.start()
@@ -70,23 +71,38 @@ class Report:
             )
 
 
-def draw_loss(folder: Path, *, before: float, after: float, title: str) -> None:
-    """``loss.png`` from ``metrics.jsonl``: bits per byte over steps, with the validation values at both ends."""
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def _metrics_up_to(step: int, file: Path) -> TextIO:
+    """The file, open for the rows after ``step``: what a killed run wrote after its last checkpoint is done again."""
+    kept = [row for row in read_metrics(file.parent) if row["step"] <= step] if step and file.exists() else []
+    opened = file.open("w")
+    opened.writelines(json.dumps(row) + "\n" for row in kept)
+    return opened
+
+
+def draw_loss(folder: Path, *, first_step: int, before: float, after: float, title: str) -> None:
+    """``loss.png`` from ``metrics.jsonl``: bits per byte over steps; validation at ``first_step``, where this run began, and its end."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows: list[dict[str, Any]] = [
-        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = read_metrics(folder)
     steps, bits = [row["step"] for row in rows], [row["loss"] * BITS_PER_NAT for row in rows]
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     axes.plot(steps, bits, color="tab:blue", linewidth=1.2, label="training")
     axes.plot(
-        [steps[0], steps[-1]], [before, after], "o", color="tab:orange", label="validation, first and last"
+        [first_step, steps[-1]],
+        [before, after],
+        "o",
+        color="tab:orange",
+        label="validation, before and after this run",
     )
-    for x, y, place in ((steps[0], before, (8, -4)), (steps[-1], after, (-8, 8))):
+    for x, y, place in ((first_step, before, (8, 4)), (steps[-1], after, (-6, -16))):
         axes.annotate(
             f"{y:.2f}",
             (x, y),
