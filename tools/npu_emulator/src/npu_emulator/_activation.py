@@ -80,7 +80,9 @@ def _before_torch_npu() -> None:
 
     if torch.version.cuda or torch.version.hip:
         # torch_npu would end the process without a word on some of these builds.
-        raise ImportError(f"torch {torch.version.__version__} is built for another accelerator; install torch+cpu")
+        raise ImportError(
+            f"torch {torch.version.__version__} is built for another accelerator; install torch+cpu"
+        )
     _active = True
 
 
