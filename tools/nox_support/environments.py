@@ -6,7 +6,7 @@ packages of this repository are installed editable on top: seconds, and only whe
 
 [Note: why torch is pinned] torch_npu 2.13.0 pairs with torch 2.13 only, and an unpinned torch is the newest one. The
 pin alone is not enough for npu: on Linux the 2.13.0 of PyPI is built for CUDA, beside which torch_npu ends the process
-when it loads. So npu asks for the CPU build by name, and for PyTorch's own index where pip does not find it otherwise.
+when it loads. So npu asks for the CPU build by name, and says what to do where pip does not find it.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ from nox_support.house import PACKAGES, ROOT
 
 TORCH = "torch==2.13.0"  # [Note: why torch is pinned]
 TORCH_FOR_CPU = "torch==2.13.0+cpu"
-INDEX_OF_CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # hatchling builds our packages inside the environment: nine isolated builds would take a minute.
 BUILD = ("hatchling>=1.26", "editables>=0.5")
 
@@ -32,14 +31,14 @@ BUILD = ("hatchling>=1.26", "editables>=0.5")
 class Environment:
     """What one shared environment holds, and the variables its processes get.
 
-    `fallback_index` is asked as well if pip does not find the requirements where it looks by itself. `prepare` is a
+    `where_else` is the hint for a user whose pip does not find the requirements where it looks. `prepare` is a
     command for the interpreter, run before each use; it does nothing when there is nothing to do.
     """
 
     name: str
     requirements: tuple[str, ...]
     requirements_without_dependencies: tuple[str, ...] = ()
-    fallback_index: str | None = None
+    where_else: str = ""
     local_tools: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
@@ -68,7 +67,7 @@ ENVIRONMENTS = {
         Environment(
             "npu",
             (TORCH_FOR_CPU, "numpy", "pyyaml", *_cpp_compiler()),
-            fallback_index=INDEX_OF_CPU_BUILDS,
+            where_else="set PIP_EXTRA_INDEX_URL to the index of CPU builds that pytorch.org names, and run again",
             # torch is already there, and pip shall not have a second opinion about it.
             requirements_without_dependencies=("torch-npu==2.13.0",),
             local_tools=("tools/npu_emulator",),
@@ -147,13 +146,17 @@ def _editable_packages() -> list[str]:
 
 def _install_requirements(session: nox.Session, environment: Environment) -> None:
     arguments = [*BUILD, *environment.requirements]
-    if environment.fallback_index is not None:
+    if environment.where_else:
         # A requirement that is not found fails before anything is downloaded, so trying costs a second.
-        command = _pip_command(environment, *arguments)
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        tried = subprocess.run(
+            _pip_command(environment, *arguments), capture_output=True, text=True, check=False
+        )
+        if tried.returncode == 0:
             return
-        session.log(f"not found where pip looks by itself; asking {environment.fallback_index} as well")
-        arguments.append(f"--extra-index-url={environment.fallback_index}")
+        if "No matching distribution" in tried.stderr or "ResolutionImpossible" in tried.stderr:
+            session.error(
+                f"pip does not find {', '.join(environment.requirements)} here: {environment.where_else}"
+            )
     _pip_install(session, environment, *arguments)
 
 

@@ -29,6 +29,8 @@ class Platform(TensorOps, NNOps, AutogradOps, RandomOps, CommOps, Protocol):
     platform_type: PlatformType
     framework_version: str
 
+    def __hash__(self) -> int: ...
+
     def device(self, name: str | None = None) -> DeviceHandle:
         """The handle of ``"cpu"``, ``"cuda"``, ``"npu"`` (an index as in ``"cuda:1"`` is ignored); None: the best available one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from hp_platform import diagnosis, recording
 from hp_platform.group import ProcessGroup
@@ -59,6 +59,26 @@ def finished(result: T, group: ProcessGroup) -> Work[T]:
     return Work(None, lambda: result, group, str)
 
 
+@overload
+def launch(
+    kind: str,
+    group: ProcessGroup,
+    nbytes: int,
+    start: Callable[[bool], NativeWork | None],
+    finish: Callable[[], T],
+    async_op: Literal[True],
+    num_tensors: int = 1,
+) -> Work[T]: ...
+@overload
+def launch(
+    kind: str,
+    group: ProcessGroup,
+    nbytes: int,
+    start: Callable[[bool], NativeWork | None],
+    finish: Callable[[], T],
+    async_op: bool,
+    num_tensors: int = 1,
+) -> T | Work[T]: ...
 def launch(
     kind: str,
     group: ProcessGroup,

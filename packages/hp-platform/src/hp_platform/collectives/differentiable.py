@@ -135,7 +135,7 @@ def _linear(op: str) -> str:
 def _functions(platform: Platform) -> SimpleNamespace:
     """The autograd Functions of a framework: they must inherit from its class, so they are defined when it is known."""
 
-    class AllReduce(platform.Function):  # type: ignore[name-defined, misc]
+    class AllReduce(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: ProcessGroup, op: str) -> Tensor:
             ctx.group, ctx.op = group, op
@@ -145,7 +145,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return AllReduce.apply(g, ctx.group, ctx.op), None, None
 
-    class AllGather(platform.Function):  # type: ignore[name-defined, misc]
+    class AllGather(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
             ctx.group, ctx.shape = group, tuple(x.shape)
@@ -155,7 +155,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return platform.reshape(ReduceScatter.apply(g, ctx.group), ctx.shape), None
 
-    class ReduceScatter(platform.Function):  # type: ignore[name-defined, misc]
+    class ReduceScatter(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
             ctx.group = group
@@ -165,7 +165,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return AllGather.apply(g, ctx.group), None
 
-    class AllGatherUneven(platform.Function):  # type: ignore[name-defined, misc]
+    class AllGatherUneven(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], group: ProcessGroup) -> Tensor:
             ctx.sizes, ctx.group = sizes, group
@@ -175,7 +175,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return ReduceScatterUneven.apply(g, ctx.sizes, ctx.group), None, None
 
-    class ReduceScatterUneven(platform.Function):  # type: ignore[name-defined, misc]
+    class ReduceScatterUneven(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], group: ProcessGroup) -> Tensor:
             ctx.sizes, ctx.group = sizes, group
@@ -185,7 +185,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return AllGatherUneven.apply(g, ctx.sizes, ctx.group), None, None
 
-    class AllToAll(platform.Function):  # type: ignore[name-defined, misc]
+    class AllToAll(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: ProcessGroup, in_sizes: Any, out_sizes: Any) -> Tensor:
             ctx.group, ctx.in_sizes, ctx.out_sizes = group, in_sizes, out_sizes
@@ -195,7 +195,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return AllToAll.apply(g, ctx.group, ctx.out_sizes, ctx.in_sizes), None, None, None
 
-    class Broadcast(platform.Function):  # type: ignore[name-defined, misc]
+    class Broadcast(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, src: int, group: ProcessGroup) -> Tensor:
             ctx.src, ctx.group = src, group
@@ -205,7 +205,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return SumOnto.apply(g, ctx.src, ctx.group), None, None
 
-    class SumOnto(platform.Function):  # type: ignore[name-defined, misc]
+    class SumOnto(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, dst: int, group: ProcessGroup) -> Tensor:
             ctx.dst, ctx.group = dst, group
@@ -216,7 +216,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return Broadcast.apply(g, ctx.dst, ctx.group), None, None
 
-    class Scatter(platform.Function):  # type: ignore[name-defined, misc]
+    class Scatter(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, src: int, group: ProcessGroup) -> Tensor:
             ctx.src, ctx.group = src, group
@@ -229,7 +229,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return Gather.apply(g, ctx.src, ctx.group), None, None
 
-    class Gather(platform.Function):  # type: ignore[name-defined, misc]
+    class Gather(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, dst: int, group: ProcessGroup) -> Tensor:
             ctx.dst, ctx.group = dst, group
@@ -242,7 +242,7 @@ def _functions(platform: Platform) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return Scatter.apply(g, ctx.dst, ctx.group), None, None
 
-    class Exchange(platform.Function):  # type: ignore[name-defined, misc]
+    class Exchange(platform.Function):  # type: ignore[name-defined]
         @staticmethod
         def forward(ctx: Any, x: Tensor, dst: int, src: int, group: ProcessGroup) -> Tensor:
             ctx.dst, ctx.src, ctx.group = dst, src, group

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from hp_platform.protocols.tensor import DType, Tensor
 
-NativeGroup = Any
-P2P = tuple[Literal["send", "recv"], Tensor, int]
+NativeGroup: TypeAlias = Any
+P2P: TypeAlias = tuple[Literal["send", "recv"], Tensor, int]
 """Kind, whole contiguous tensor, global rank of the peer."""
 
 

@@ -7,12 +7,15 @@ attributes (``self.weight = platform.parameter(...)``) and sub-modules as attrib
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hp_platform.protocols.tensor import Tensor
 
-Module = Any
-Parameter = Any
+Module: TypeAlias = Any
+Parameter: TypeAlias = Any
+AnyModule: TypeAlias = Module
+"""For annotations inside of the Protocol, where ``Module`` is the framework's class; likewise the next."""
+AnyParameter: TypeAlias = Parameter
 
 
 class HookHandle(Protocol):
@@ -31,7 +34,7 @@ class NNOps(Protocol):
     Parameter: type
 
     # --- parameters
-    def parameter(self, data: Tensor, requires_grad: bool = True) -> Parameter:
+    def parameter(self, data: Tensor, requires_grad: bool = True) -> AnyParameter:
         """A parameter over ``data`` (no copy where the framework can)."""
         ...
 
@@ -40,20 +43,20 @@ class NNOps(Protocol):
         ...
 
     def named_parameters(
-        self, module: Module, *, recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Parameter]]:
+        self, module: AnyModule, *, recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, AnyParameter]]:
         """Full name and parameter, in the order of registration; a shared one once under its first name unless told otherwise."""
         ...
 
-    def named_buffers(self, module: Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(self, module: AnyModule, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Full name and buffer."""
         ...
 
-    def register_buffer(self, module: Module, name: str, value: Tensor) -> None:
+    def register_buffer(self, module: AnyModule, name: str, value: Tensor) -> None:
         """Attach a tensor that is state, moves with the module, and is not trained."""
         ...
 
-    def set_parameter(self, module: Module, name: str, value: Parameter | Tensor) -> None:
+    def set_parameter(self, module: AnyModule, name: str, value: AnyParameter | Tensor) -> None:
         """Make ``module.name`` (a direct attribute that is a parameter now) this parameter, or for a while this plain tensor.
 
         A plain tensor is what FSDP shows to forward; ``named_parameters`` need not list it. Setting a Parameter again restores it at its old place.
@@ -61,31 +64,31 @@ class NNOps(Protocol):
         ...
 
     # --- modules
-    def named_modules(self, module: Module) -> Iterator[tuple[str, Module]]:
+    def named_modules(self, module: AnyModule) -> Iterator[tuple[str, AnyModule]]:
         """Full name and module, the module itself first under ``""``; each once."""
         ...
 
-    def get_submodule(self, module: Module, name: str) -> Module:
+    def get_submodule(self, module: AnyModule, name: str) -> AnyModule:
         """The module at a dotted path; ``""`` is the module itself. AttributeError with the full path if it is missing."""
         ...
 
-    def set_submodule(self, module: Module, name: str, value: Module) -> None:
+    def set_submodule(self, module: AnyModule, name: str, value: AnyModule) -> None:
         """Replace the module at a dotted path."""
         ...
 
-    def set_training(self, module: Module, mode: bool) -> None:
+    def set_training(self, module: AnyModule, mode: bool) -> None:
         """Training (True) or evaluation mode, for all sub-modules."""
         ...
 
-    def state_dict(self, module: Module) -> Mapping[str, Tensor]:
+    def state_dict(self, module: AnyModule) -> Mapping[str, Tensor]:
         """Full name to detached tensor that shares memory with the parameter or buffer."""
         ...
 
     # --- hooks. Earlier registered run first, prepended ones before all.
     def register_forward_pre_hook(
         self,
-        module: Module,
-        hook: Callable[[Module, tuple, dict], tuple[tuple, dict] | None],
+        module: AnyModule,
+        hook: Callable[[AnyModule, tuple, dict], tuple[tuple, dict] | None],
         *,
         prepend: bool = False,
     ) -> HookHandle:
@@ -93,19 +96,19 @@ class NNOps(Protocol):
         ...
 
     def register_forward_hook(
-        self, module: Module, hook: Callable[[Module, tuple, dict, Any], Any], *, prepend: bool = False
+        self, module: AnyModule, hook: Callable[[AnyModule, tuple, dict, Any], Any], *, prepend: bool = False
     ) -> HookHandle:
         """``hook(module, args, kwargs, output)`` after forward; a result other than None replaces the output."""
         ...
 
     def register_backward_pre_hook(
-        self, module: Module, hook: Callable[[Module, tuple], tuple | None]
+        self, module: AnyModule, hook: Callable[[AnyModule, tuple], tuple | None]
     ) -> HookHandle:
         """``hook(module, grad_output)`` before the module's backward; may return other gradients."""
         ...
 
     def register_backward_hook(
-        self, module: Module, hook: Callable[[Module, tuple, tuple], tuple | None]
+        self, module: AnyModule, hook: Callable[[AnyModule, tuple, tuple], tuple | None]
     ) -> HookHandle:
         """``hook(module, grad_input, grad_output)`` after the gradients of the module's inputs are known; may return other ones."""
         ...

@@ -8,11 +8,13 @@ through the functions below whose names end in an underscore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-Tensor = Any
+Tensor: TypeAlias = Any
 """The framework's tensor. Shared code treats it as opaque but for operators, ``shape``, ``ndim`` and ``dtype``."""
-DType = Any
+AnyTensor: TypeAlias = Tensor
+"""The same, for annotations inside of the Protocol, where ``Tensor`` is the framework's class."""
+DType: TypeAlias = Any
 """The framework's dtype object; its name is the one that numpy and both frameworks share, such as ``"bfloat16"``."""
 
 
@@ -39,50 +41,50 @@ class TensorOps(Protocol):
         ...
 
     # --- creation
-    def tensor(self, data: Any, dtype: DType | None = None, device: str | None = None) -> Tensor:
+    def tensor(self, data: Any, dtype: DType | None = None, device: str | None = None) -> AnyTensor:
         """A new tensor that owns a copy of ``data`` (numbers, nested lists, numpy array)."""
         ...
 
-    def empty(self, shape: Sequence[int], dtype: DType | None = None, device: str | None = None) -> Tensor:
+    def empty(self, shape: Sequence[int], dtype: DType | None = None, device: str | None = None) -> AnyTensor:
         """Uninitialised memory; on ``"meta"`` no memory at all. The default dtype is float32."""
         ...
 
     def full(
         self, shape: Sequence[int], value: Any, dtype: DType | None = None, device: str | None = None
-    ) -> Tensor:
+    ) -> AnyTensor:
         """A tensor filled with ``value`` (also 0-d: ``shape=()``)."""
         ...
 
-    def zeros(self, shape: Sequence[int], dtype: DType | None = None, device: str | None = None) -> Tensor:
+    def zeros(self, shape: Sequence[int], dtype: DType | None = None, device: str | None = None) -> AnyTensor:
         """``full(shape, 0)``."""
         ...
 
-    def arange(self, start: int, stop: int, dtype: DType | None = None, device: str | None = None) -> Tensor:
+    def arange(self, start: int, stop: int, dtype: DType | None = None, device: str | None = None) -> AnyTensor:
         """``start, start + 1, ... stop - 1``; the default dtype is int64."""
         ...
 
-    def zeros_like(self, x: Tensor) -> Tensor:
+    def zeros_like(self, x: AnyTensor) -> AnyTensor:
         """Zeros with the shape, dtype and device of ``x``."""
         ...
 
-    def clone(self, x: Tensor) -> Tensor:
+    def clone(self, x: AnyTensor) -> AnyTensor:
         """A differentiable copy in its own, contiguous storage."""
         ...
 
     # --- movement
-    def cast(self, x: Tensor, dtype: DType) -> Tensor:
+    def cast(self, x: AnyTensor, dtype: DType) -> AnyTensor:
         """Differentiable conversion; returns ``x`` itself if the dtype is already right."""
         ...
 
-    def to_device(self, x: Tensor, device: str, non_blocking: bool = False) -> Tensor:
+    def to_device(self, x: AnyTensor, device: str, non_blocking: bool = False) -> AnyTensor:
         """``x`` on ``device``; ``x`` itself if it is there."""
         ...
 
-    def device_of(self, x: Tensor) -> str:
+    def device_of(self, x: AnyTensor) -> str:
         """``"cpu"``, ``"cuda:0"``, ``"npu:1"`` or ``"meta"``."""
         ...
 
-    def to_numpy(self, x: Tensor) -> Any:
+    def to_numpy(self, x: AnyTensor) -> Any:
         """A numpy copy on the host (bfloat16 comes as float32, exactly). Waits for the device."""
         ...
 
@@ -91,98 +93,99 @@ class TensorOps(Protocol):
         ...
 
     # --- shape. Views where the framework can, so never write into a result: copy_ into the base instead.
-    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+    def reshape(self, x: AnyTensor, shape: Sequence[int]) -> AnyTensor:
         """Same elements in row-major order."""
         ...
 
-    def transpose(self, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    def transpose(self, x: AnyTensor, dim0: int, dim1: int) -> AnyTensor:
         """Two dims swapped."""
         ...
 
-    def narrow(self, x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    def narrow(self, x: AnyTensor, dim: int, start: int, length: int) -> AnyTensor:
         """``x[start : start + length]`` along ``dim``; ``length`` may be 0."""
         ...
 
-    def split(self, x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    def split(self, x: AnyTensor, sizes: Sequence[int], dim: int = 0) -> list[AnyTensor]:
         """Pieces of the given sizes along ``dim`` (sizes may be 0)."""
         ...
 
-    def cat(self, xs: Sequence[Tensor], dim: int = 0) -> Tensor:
+    def cat(self, xs: Sequence[AnyTensor], dim: int = 0) -> AnyTensor:
         """Differentiable concatenation; pieces may be empty along ``dim``."""
         ...
 
-    def contiguous(self, x: Tensor) -> Tensor:
+    def contiguous(self, x: AnyTensor) -> AnyTensor:
         """Row-major and whole; ``x`` itself if it already is."""
         ...
 
-    def is_contiguous(self, x: Tensor) -> bool:
+    def is_contiguous(self, x: AnyTensor) -> bool:
         """Whether elements lie in row-major order without gaps."""
         ...
 
-    def where(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def where(self, condition: AnyTensor, x: AnyTensor, y: AnyTensor) -> AnyTensor:
         """Elementwise choice."""
         ...
 
     # --- storage
-    def storage_nbytes(self, x: Tensor) -> int:
+    def storage_nbytes(self, x: AnyTensor) -> int:
         """Bytes of the whole storage below ``x``."""
         ...
 
-    def resize_storage_(self, x: Tensor, nbytes: int) -> None:
+    def resize_storage_(self, x: AnyTensor, nbytes: int) -> None:
         """Free (``nbytes=0``) or get back the memory below ``x``; the tensor object and all its views stay, contents are lost."""
         ...
 
-    def data_ptr(self, x: Tensor) -> int:
+    def data_ptr(self, x: AnyTensor) -> int:
         """Address of the first element; tells whether two tensors alias."""
         ...
 
-    def alias(self, x: Tensor) -> Tensor:
+    def alias(self, x: AnyTensor) -> AnyTensor:
         """A tensor over the memory of the contiguous ``x`` (which may be a part of a larger tensor), outside of the graph, with a
         storage of its own that is just as large as ``x``, and a version count of its own. It keeps the memory alive.
 
-        NotImplementedError unless ``supports("alias")``; ValueError if ``x`` is not contiguous."""
+        NotImplementedError unless ``supports("alias")``; ValueError if ``x`` is not contiguous.
+        """
         ...
 
-    def set_data_(self, x: Tensor, data: Tensor) -> None:
+    def set_data_(self, x: AnyTensor, data: AnyTensor) -> None:
         """Let the tensor or parameter object ``x`` stand for ``data`` from now on: same object, other memory, shape and dtype allowed to differ."""
         ...
 
     # --- safe in-place writes (no gradient is recorded; x may require grad). The target really changes on every backend.
-    def copy_(self, x: Tensor, value: Tensor) -> Tensor:
+    def copy_(self, x: AnyTensor, value: AnyTensor) -> AnyTensor:
         """Write ``value`` (broadcast, cast) into ``x``; ``x`` may be a view where ``supports("write_into_view")``. Returns ``x``."""
         ...
 
-    def add_(self, x: Tensor, y: Any, alpha: float = 1.0) -> Tensor:
+    def add_(self, x: AnyTensor, y: Any, alpha: float = 1.0) -> AnyTensor:
         """``x = x + alpha * y`` in place."""
         ...
 
-    def mul_(self, x: Tensor, y: Any) -> Tensor:
+    def mul_(self, x: AnyTensor, y: Any) -> AnyTensor:
         """``x = x * y`` in place."""
         ...
 
-    def fill_(self, x: Tensor, value: float) -> Tensor:
+    def fill_(self, x: AnyTensor, value: float) -> AnyTensor:
         """Every element becomes ``value``."""
         ...
 
     # --- many tensors in one launch where the framework can
-    def foreach_copy_(self, xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def foreach_copy_(self, xs: Sequence[AnyTensor], values: Sequence[AnyTensor]) -> None:
         """``copy_`` of pairs."""
         ...
 
-    def foreach_cast(self, xs: Sequence[Tensor], dtype: DType) -> list[Tensor]:
+    def foreach_cast(self, xs: Sequence[AnyTensor], dtype: DType) -> list[AnyTensor]:
         """``cast`` of each."""
         ...
 
     def foreach_split(
-        self, xs: Sequence[Tensor], sizes: Sequence[Sequence[int]], dim: int = 0
-    ) -> list[list[Tensor]]:
+        self, xs: Sequence[AnyTensor], sizes: Sequence[Sequence[int]], dim: int = 0
+    ) -> list[list[AnyTensor]]:
         """``split`` of each by its own sizes."""
         ...
 
-    def foreach_add_(self, xs: Sequence[Tensor], ys: Sequence[Tensor], alpha: float = 1.0) -> None:
+    def foreach_add_(self, xs: Sequence[AnyTensor], ys: Sequence[AnyTensor], alpha: float = 1.0) -> None:
         """``add_`` of pairs."""
         ...
 
-    def foreach_mul_(self, xs: Sequence[Tensor], factor: float) -> None:
+    def foreach_mul_(self, xs: Sequence[AnyTensor], factor: float) -> None:
         """``mul_`` of each by one number."""
         ...

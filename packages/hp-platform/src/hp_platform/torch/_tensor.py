@@ -130,26 +130,34 @@ class TorchTensorOps:
         """The same object over other memory."""
         x.data = data
 
-    # --- safe in-place writes
+    # --- safe in-place writes. no_grad costs more than a small write: it is entered only where something would be recorded.
     def copy_(self, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Write ``value``."""
-        with torch.no_grad():
-            return x.copy_(value)
+        if x.requires_grad or value.requires_grad:
+            with torch.no_grad():
+                return x.copy_(value)
+        return x.copy_(value)
 
     def add_(self, x: torch.Tensor, y: Any, alpha: float = 1.0) -> torch.Tensor:
         """Add in place."""
-        with torch.no_grad():
-            return x.add_(y, alpha=_number_for(x, alpha))
+        if x.requires_grad or getattr(y, "requires_grad", False):
+            with torch.no_grad():
+                return x.add_(y, alpha=_number_for(x, alpha))
+        return x.add_(y) if alpha == 1 else x.add_(y, alpha=_number_for(x, alpha))
 
     def mul_(self, x: torch.Tensor, y: Any) -> torch.Tensor:
         """Multiply in place."""
-        with torch.no_grad():
-            return x.mul_(y)
+        if x.requires_grad or getattr(y, "requires_grad", False):
+            with torch.no_grad():
+                return x.mul_(y)
+        return x.mul_(y)
 
     def fill_(self, x: torch.Tensor, value: float) -> torch.Tensor:
         """Fill in place."""
-        with torch.no_grad():
-            return x.fill_(value)
+        if x.requires_grad:
+            with torch.no_grad():
+                return x.fill_(value)
+        return x.fill_(value)
 
     # --- many tensors. torch refuses empty lists, which are legal here.
     def foreach_copy_(self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
