@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hp_fsdp import HSDPModule, fully_shard
+from hp_fsdp.unit import units_in
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -173,7 +174,7 @@ def test_training_goes_on_after_a_forward_that_failed(world: World) -> None:
     twins.check("parameters")
 
 
-@distributed(world_size=2, backends=("torch", "npu", "cuda"))
+@distributed(world_size=2)
 def test_training_goes_on_after_a_backward_that_failed(world: World) -> None:
     twins, platform = Twins(world), world.platform
     inputs = platform.set_requires_grad_(twins.program.inputs(Maker(world), world.rank, 0), True)
@@ -204,7 +205,26 @@ def test_whole_parameters_are_there_after_unshard_and_gone_after_reshard(world: 
 
 
 @distributed(world_size=2)
-def test_parameters_are_shards_whenever_forward_does_not_run(world: World) -> None:
+def test_memory_of_whole_parameters_is_held_only_while_it_is_needed(world: World) -> None:
+    twins, platform = Twins(world), world.platform
+    root, *blocks = units_in(platform, twins.sharded)
+
+    def held(unit: Any) -> set[bool]:
+        return {platform.storage_nbytes(param.full) > 0 for param in unit.params}
+
+    assert [held(unit) for unit in (root, *blocks)] == [{False}] * 3
+    loss = twins.loss(0)
+    assert held(root) == {True}, "backward begins with the root"
+    assert [held(unit) for unit in blocks] == [{False}] * 2
+    twins.backward(loss)
+    assert [held(unit) for unit in (root, *blocks)] == [{False}] * 3
+    with platform.no_grad():
+        twins.loss(0)
+    assert [held(unit) for unit in (root, *blocks)] == [{False}] * 3
+
+
+@distributed(world_size=2)
+def test_parameters_are_shards_whenever_neither_forward_nor_backward_runs(world: World) -> None:
     twins, platform = Twins(world), world.platform
     shards = dict(platform.named_parameters(twins.sharded))
 

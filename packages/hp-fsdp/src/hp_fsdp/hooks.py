@@ -54,9 +54,9 @@ class UnitHooks:
         context.leave(unit)
         if unit.precision.output_dtype is not None:
             output = self._cast(output, unit.precision.output_dtype)
-        unit.hide()
         if context.in_backward:  # [Note: recompute]
             return output
+        unit.hide()
         if not platform.is_grad_enabled():
             unit.reshard()
             return output

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class ShardState(enum.Enum):
-    """Where the unit's parameters are. [Note: shown only in forward] Modules show whole parameters while forward runs, and
-    shards at all other times: optimizers, ``zero_grad`` and state dicts between forward and backward meet shards.
+    """Where the unit's parameters are. [Note: shown only while needed] Modules show whole parameters while forward or the
+    unit's backward runs, and shards at all other times: what looks at a model between forward and backward meets shards.
     """
 
     SHARDED = "sharded"
@@ -165,7 +165,7 @@ class Unit:
         self.has_news = True
         if uses not in self.open_uses:
             self.open_uses.append(uses)
-        self.unshard()
+        self.show()  # also for what recomputes a part of the unit's forward
 
     def after_backward(self, uses: Uses) -> None:
         """Gradients have left through the inputs of a call: everything that this call adds is there.
