@@ -8,6 +8,7 @@ from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
 from hp_platform.mindspore._dtypes import NAME_OF
+from hp_platform.mindspore._matmul import matmul
 
 
 def where(condition: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
@@ -49,8 +50,8 @@ def scaled_dot_product_attention(
 ) -> mindspore.Tensor:
     """``softmax(q k^T / sqrt(head_dim)) v``; causal: query i sees keys 0 ... i."""
     scale = mindspore.Tensor(np.array(q.shape[-1] ** -0.5, NAME_OF[q.dtype]))
-    scores = mint.matmul(q, mint.transpose(k, -2, -1)) * scale
+    scores = matmul(q, mint.transpose(k, -2, -1)) * scale
     if is_causal:
         seen = mindspore.Tensor(np.tri(q.shape[-2], k.shape[-2], dtype=np.bool_))
         scores = mint.where(seen, scores, mindspore.Tensor(np.array(-np.inf, NAME_OF[q.dtype])))
-    return mint.matmul(functional.softmax(scores, dim=-1), v)
+    return matmul(functional.softmax(scores, dim=-1), v)

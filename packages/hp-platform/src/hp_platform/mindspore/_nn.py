@@ -13,7 +13,7 @@ import mindspore
 from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
-from hp_platform.mindspore import _composed, _private
+from hp_platform.mindspore import _composed, _matmul, _private
 from hp_platform.mindspore._module import Module, ModuleList
 from hp_platform.mindspore._recording import ensure_recording
 from hp_platform.protocols.nn import HookHandle
@@ -163,7 +163,7 @@ class MindSporeNNOps:
 
     # --- functional
     linear = _computing(functional.linear)
-    matmul = _computing(mint.matmul)
+    matmul = _computing(_matmul.matmul)
     silu = _computing(functional.silu)
     relu = _computing(functional.relu)
     gelu = _computing(_composed.gelu)

@@ -1,0 +1,58 @@
+"""Matrix products by the two kernels whose gradients are right: of two matrices, and of two equal batches of matrices.
+
+The gradient of ``mint.matmul`` on CPU has a wrong shape, or raises, for batches and broadcasting where sizes of 1 occur:
+``(1, 1, 5) @ (5, 1)`` sends back ``(1, 1, 1, 5)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mindspore
+from mindspore import mint
+
+
+def matmul(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
+    """``x @ y`` as numpy has it: vectors, matrices, and batches of them that broadcast."""
+    if x.ndim == 0 or y.ndim == 0:
+        raise ValueError(
+            f"matmul takes vectors and matrices, got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    rows = x.reshape((1, *x.shape)) if x.ndim == 1 else x
+    columns = y.reshape((*y.shape, 1)) if y.ndim == 1 else y
+    if rows.shape[-1] != columns.shape[-2]:
+        raise ValueError(
+            f"matmul of shapes {tuple(x.shape)} and {tuple(y.shape)}: the inner sizes "
+            f"{rows.shape[-1]} and {columns.shape[-2]} differ"
+        )
+    product = _matrices(rows, columns)
+    outer = product.shape[:-2]
+    kept = (*outer, *(rows.shape[-2:-1] if x.ndim > 1 else ()), *(columns.shape[-1:] if y.ndim > 1 else ()))
+    return product if product.shape == kept else product.reshape(kept)
+
+
+def _matrices(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
+    if y.ndim == 2:
+        flat = x if x.ndim == 2 else x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
+        product = mint.matmul(flat, y)
+        return product if x.ndim == 2 else product.reshape((*x.shape[:-1], y.shape[-1]))
+    batch = _broadcast(x.shape[:-2], y.shape[:-2])
+    product = mint.bmm(_batches(x, batch), _batches(y, batch))
+    return product.reshape((*batch, x.shape[-2], y.shape[-1]))
+
+
+def _batches(x: mindspore.Tensor, batch: tuple[int, ...]) -> mindspore.Tensor:
+    if x.shape[:-2] != batch:
+        x = mint.broadcast_to(x, (*batch, *x.shape[-2:]))
+    return x.reshape((math.prod(batch), *x.shape[-2:]))
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    ndim = max(len(a), len(b))
+    pairs = zip((1,) * (ndim - len(a)) + tuple(a), (1,) * (ndim - len(b)) + tuple(b), strict=True)
+    found = []
+    for m, n in pairs:
+        if m != n and 1 not in (m, n):
+            raise ValueError(f"matmul: the batches {tuple(a)} and {tuple(b)} do not broadcast")
+        found.append(n if m == 1 else m)
+    return tuple(found)
