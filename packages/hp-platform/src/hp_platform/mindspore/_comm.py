@@ -1,10 +1,9 @@
-"""Collectives of MindSpore on CPU, composed of the two of its kernels that nothing else can disturb.
+"""Collectives of MindSpore on CPU, composed of all_gather and all_reduce.
 
-[Note: what may be composed of what] On CPU MindSpore has kernels for the list all_gather, all_reduce, broadcast, scatter, and
-point to point. Messages of the last three are matched by pair of ranks and order alone, not by group or kind: a broadcast
-takes the message of an earlier ``send`` that its receiver has not fetched yet, and the other way round, silently. So
-everything here is made of all_gather and all_reduce; point to point has the pair's order for itself. No kernel takes empty
-tensors; all ranks know that they are empty, and all skip the launch. Outputs are whole tensors, see :func:`_wire.is_whole`.
+[Note: what is composed of what] MindSpore's CPU build also has kernels for broadcast and scatter. They let the source run ahead
+of the others, so that ranks in different collectives cannot be noticed afterwards (see [Note: being in step] in
+:mod:`hp_platform.mindspore._world`); and they know fewer dtypes than a sum of bits. No kernel takes empty tensors; all
+ranks know that they are empty, and all skip the launch. Outputs are whole tensors, see :func:`_wire.is_whole`.
 """
 
 from __future__ import annotations

@@ -68,6 +68,12 @@ class NativeCommOps(MindSporeCommOps):
             handle = distributed.broadcast(carried(x), src, group=group, async_op=async_op)
         return self._started(Launch(handle, nothing), nothing, async_op)
 
+    def send(self, x: Any, dst: int, group: str, async_op: bool) -> Work | None:
+        """To one peer."""
+        with no_grad():
+            handle = distributed.isend(carried(x), dst, group) if x.size else None
+        return self._started(Launch(handle, nothing), nothing, async_op)
+
     def recv_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
         """From one peer."""
         with no_grad():

@@ -1,78 +1,98 @@
-"""Point to point on MindSpore."""
+"""Point to point on CPU: messages through the key-value store.
+
+[Note: one row of messages per pair] MindSpore's CPU build matches messages by pair of ranks and order alone, not by group or
+kind: an all_reduce takes the message of an earlier ``isend`` that its receiver has not fetched yet for one of its own,
+silently. And its receive blocks the queue of all later work, also sends that the peer is waiting for. Messages in the
+store have names (group, sender, receiver, number), so nothing can be mistaken and nothing blocks; they pass through rank 0,
+which is slower and does not matter where this backend is for trying programs out.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from mindspore import mint
-from mindspore.mint import distributed
+import mindspore
+import numpy as np
+from mindspore import communication
 
 from hp_platform.mindspore._recording import no_grad
-from hp_platform.mindspore._wire import Launch, Work, carried, fill, nothing, started
+from hp_platform.mindspore._store import Store
+from hp_platform.mindspore._wire import Work, carried, fill, nothing, started
 from hp_platform.protocols.comm import P2P
+
+_POLL_SECONDS = 0.001
+
+
+class PeerTimeoutError(RuntimeError):
+    """A peer did not send in time."""
 
 
 class MindSporeP2POps:
     """Sends and receives of :class:`hp_platform.protocols.CommOps`."""
 
-    _drain: Callable[[], None]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._receives: dict[int, deque[_Receive]] = {}
-        """Posted and not yet fetched, by the rank of the peer; see :meth:`recv_`."""
+    _store: Store | None
 
     def send(self, x: Any, dst: int, group: str, async_op: bool) -> Work | None:
-        """To one peer; MindSpore buffers it."""
-        with no_grad():
-            launches = [Launch(distributed.isend(carried(x), dst, group), nothing)] if x.size else []
-            return started(launches, nothing, self._drain, async_op=async_op)
+        """To one peer; the store keeps it until it is fetched."""
+        if x.size:
+            key = self._message(group, communication.get_rank(), dst)
+            with no_grad():
+                self._shared_store().set(key, carried(x).view(mindspore.uint8).asnumpy().tobytes())
+        return started([], nothing, nothing, async_op=async_op)
 
     def recv_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
-        """From one peer, in the order of its sends, whatever their group.
-
-        MindSpore's receive blocks the queue of all later work, also sends that the peer is waiting for. So it starts when it
-        is waited for, after those posted earlier for the same peer.
-        """
-        waiting = self._receives.setdefault(src, deque())
-        work = _Receive(x, src, group, waiting, self._drain)
-        waiting.append(work)
+        """From one peer, in the order of its sends in this group."""
+        if x.size == 0:
+            return started([], nothing, nothing, async_op=async_op)
+        work = _Receive(x, src, self._message(group, src, communication.get_rank()), self._shared_store())
         if async_op:
             return work
         work.wait()
         return None
 
     def batch_p2p(self, ops: Sequence[P2P], group: str) -> Sequence[Work]:
-        """Sends first, which never block."""
-        works: dict[int, Any] = {}
-        for kind in ("send", "recv"):
-            for place, (own, x, peer) in enumerate(ops):
-                if own == kind:
-                    start = self.send if kind == "send" else self.recv_
-                    works[place] = start(x, peer, group, True)
-        return [works[place] for place in range(len(ops))]
+        """No order can block: sends are kept, receives begin when waited for."""
+        starts = {"send": self.send, "recv": self.recv_}
+        works = [starts[kind](x, peer, group, True) for kind, x, peer in ops]
+        return [work for work in works if work is not None]
+
+    def _message(self, group: str, src: int, dst: int) -> str:
+        way = f"message/{group}/{src}/{dst}"
+        return f"{way}/{self._shared_store().number(way)}"
+
+    def _shared_store(self) -> Store:
+        if self._store is None:
+            raise RuntimeError("there is no world to send in: call init_process_group() first")
+        return self._store
 
 
 class _Receive(Work):
-    """A posted receive: it starts when waited for, after the earlier ones of the same peer."""
+    """A posted receive; the message is fetched when waited for."""
 
-    def __init__(
-        self, x: Any, src: int, group: str, waiting: deque[_Receive], drain: Callable[[], None]
-    ) -> None:
-        super().__init__((), nothing, drain)
-        self._x, self._src, self._group, self._waiting = x, src, group, waiting
+    def __init__(self, x: Any, src: int, key: str, store: Store) -> None:
+        super().__init__((), nothing, nothing)
+        self._x, self._src, self._key, self._store = x, src, key, store
+
+    def is_completed(self) -> bool:
+        """Whether the message has come."""
+        return self._done or self._store.has(self._key)
 
     def _run(self) -> None:
-        while self._waiting and self._waiting[0] is not self:
-            earlier = self._waiting[0]
-            earlier.is_completed()
-        self._waiting.popleft()
-        if self._x.size:
-            with no_grad():
-                row = carried(self._x)
-                arrived = mint.empty((row.size,), dtype=row.dtype)
-                distributed.irecv(arrived, self._src, self._group).wait()
-                fill(self._x, arrived)
-        self._drain()
+        deadline = time.monotonic() + self._store.seconds
+        while (message := self._store.get(self._key)) is None:
+            if time.monotonic() > deadline:
+                raise PeerTimeoutError(
+                    f"recv: nothing has come from rank {self._src} within {self._store.seconds:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
+        self._store.forget(self._key)
+        with no_grad():
+            row = carried(self._x)
+            arrived = mindspore.Tensor(np.frombuffer(message, np.uint8).copy()).view(row.dtype)
+            if arrived.size != row.size:
+                raise ValueError(
+                    f"recv: rank {self._src} sent {len(message)} bytes, which do not fill a tensor of shape {tuple(self._x.shape)}"
+                )
+            fill(self._x, arrived)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import mindspore
+import numpy as np
 from mindspore import communication
 from mindspore.communication import GlobalComm
 from mindspore.mint import distributed
 
 from hp_platform.mindspore import _private
+from hp_platform.mindspore._p2p import PeerTimeoutError
+from hp_platform.mindspore._store import Store
 
 CPU_TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"
 """Seconds that a collective on CPU waits for its peers; MindSpore reads it once."""
@@ -33,40 +36,6 @@ _LOST = tuple(
     "imeout",
     "imed out",
 )
-
-
-class Store:
-    """The shared key-value store, with the keys of one incarnation of the world apart from those of the next."""
-
-    def __init__(self, tcp: Any, prefix: str) -> None:
-        self._tcp = tcp
-        self._prefix = prefix
-
-    def set(self, key: str, value: bytes) -> None:
-        """Publish."""
-        self._tcp.set(self._prefix + key, value)
-        # Reading a missing key blocks, counting does not: so a counter tells that the value is there.
-        self._tcp.add(f"{self._prefix}{key}#published", 1)
-
-    def get(self, key: str) -> bytes | None:
-        """The value, or None."""
-        if self.count(f"{key}#published", 0) == 0:
-            return None
-        value = self._tcp.get(self._prefix + key)
-        return value if isinstance(value, bytes) else str(value).encode()
-
-    def count(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
-        return int(self._tcp.add(self._prefix + key, amount))
-
-    def meet(self, key: str, expected: int, seconds: float) -> bool:
-        """Count this rank and wait until ``expected`` are counted, at most so long; whether they are."""
-        deadline = time.monotonic() + seconds
-        present = self.count(key, 1)
-        while present < expected and time.monotonic() < deadline:
-            time.sleep(0.002)
-            present = self.count(key, 0)
-        return present >= expected
 
 
 class OutOfStepError(RuntimeError):
@@ -119,15 +88,11 @@ class MindSporeWorldOps:
             finally:
                 sys.excepthook = hook
             _private.name_world_group(GlobalComm.WORLD_COMM_GROUP)
-            self._joined = (name, rank, world_size, tcp)
-        tcp = self._joined[3]
-        # See [Note: one world per process].
-        self._incarnation = self._incarnation + 1
-        self._store = None if tcp is None else Store(tcp, f"hp{self._incarnation}/")
-        if self._store is not None:
-            # All ranks but 0 take some seconds longer to initialise: with a short time-out the first collective would fail.
-            self._store.meet("joined", world_size, timeout.total_seconds())
-        return GlobalComm.WORLD_COMM_GROUP, name, self._store
+            self._joined = (name, rank, world_size, tcp or _common_store(rank, world_size, timeout))
+        store = self._new_store()
+        # All ranks but 0 take some seconds longer to initialise: with a short time-out the first collective would fail.
+        store.meet("joined", world_size, timeout.total_seconds())
+        return GlobalComm.WORLD_COMM_GROUP, name, store
 
     def adopt_world(self) -> tuple[str, str, Any] | None:
         """The world that the user has initialised through MindSpore."""
@@ -135,8 +100,18 @@ class MindSporeWorldOps:
             return None
         _private.name_world_group(GlobalComm.WORLD_COMM_GROUP)
         name = str(GlobalComm.BACKEND)
-        self._joined = (name, communication.get_rank(), communication.get_group_size(), None)
-        return GlobalComm.WORLD_COMM_GROUP, name, None
+        rank, world_size = communication.get_rank(), communication.get_group_size()
+        self._joined = (name, rank, world_size, _common_store(rank, world_size, _TIME_TO_ADOPT))
+        return GlobalComm.WORLD_COMM_GROUP, name, self._new_store()
+
+    def _new_store(self) -> Store:
+        """See [Note: one world per process]."""
+        assert self._joined is not None
+        self._incarnation = self._incarnation + 1
+        # The same seconds for the store's messages as for MindSpore's own.
+        seconds = float(os.environ.get(CPU_TIMEOUT_VARIABLE, "30"))
+        self._store = Store(self._joined[3], f"hp{self._incarnation}/", seconds)
+        return self._store
 
     def native_ranks(self, group: str) -> tuple[int, ...]:
         """Global ranks of a group."""
@@ -160,8 +135,6 @@ class MindSporeWorldOps:
     def __init__(self) -> None:
         super().__init__()
         self._groups: set[str] = set()
-        self._steps: dict[str, int] = {}
-        """How often this rank has launched what, by group and signature; see :meth:`_enter_step`."""
 
     def destroy_group(self, group: str | None) -> None:
         """End a group, or (None) the world: a barrier after which rank 0, who keeps the store, leaves last.
@@ -176,11 +149,10 @@ class MindSporeWorldOps:
             # All ranks have passed the barrier when rank 0 begins to wait, so the seconds are far more than any needs.
             self._store.meet("left", world_size, 5.0 if rank == 0 else 0.0)
         self._store = None
-        self._steps = {}
 
     def is_timeout(self, error: BaseException) -> bool:
         """Whether a peer did not come or is gone. MindSpore says only which collective failed."""
-        if isinstance(error, OutOfStepError):
+        if isinstance(error, (OutOfStepError, PeerTimeoutError)):
             return True
         return isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST)
 
@@ -195,8 +167,7 @@ class MindSporeWorldOps:
         if store is None:
             return lambda: None
         key = f"step/{group}/{signature}"
-        mine = self._steps.get(key, 0) + 1
-        self._steps[key] = mine
+        mine = store.number(key)
         size = len(self.native_ranks(group))
         store.count(key, 1)
 
@@ -216,6 +187,23 @@ class MindSporeWorldOps:
     def store_get(self, store: Store, key: str) -> bytes | None:
         """Read without waiting."""
         return store.get(key)
+
+
+_TIME_TO_ADOPT = timedelta(seconds=60)
+"""Adopting a world is done by all ranks at about the same time."""
+
+
+def _common_store(rank: int, world_size: int, timeout: timedelta) -> Any:
+    """A store for a world that was made without one (msrun's scheduler, or by the user): rank 0 tells the others its port."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = mindspore.Tensor(np.array([probe.getsockname()[1]], np.int64))
+    ports = [mindspore.Tensor(np.zeros(1, np.int64)) for _ in range(world_size)]
+    distributed.all_gather(ports, port)
+    host = socket.gethostbyname(
+        os.environ.get("MS_SCHED_HOST") or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    )
+    return distributed.TCPStore(host, int(ports[0].asnumpy()[0]), world_size, rank == 0, timeout)
 
 
 def _join(
@@ -255,6 +243,3 @@ def _address(init_method: str | None) -> tuple[str, int] | None:
         "nothing says where the ranks meet: set MASTER_ADDR and MASTER_PORT (the store listens on the next port), "
         "start under msrun, or pass init_method='tcp://host:port'"
     )
-
-
-__all__ = ["CPU_TIMEOUT_VARIABLE", "MindSporeWorldOps", "Store"]
