@@ -97,6 +97,35 @@ def test_without_synchronisation_gradients_wait_whole_and_then_add_up(world: Wor
 
 
 @distributed(world_size=2)
+def test_a_unit_that_only_ran_without_synchronisation_is_reduced_with_the_others(world: World) -> None:
+    platform = world.platform
+
+    def build() -> Any:
+        maker = Maker(world)
+
+        def setup(module: Any) -> None:
+            module.choices = platform.ModuleList([maker.block(4, 5), maker.block(4, 5)])
+
+        return maker.model(setup, lambda module, x, which: module.choices[which](x))
+
+    reference, model, mesh = build(), build(), make_mesh(world)
+    shapes = {n: tuple(p.shape) for n, p in platform.named_parameters(reference)}
+    for choice in model.choices:
+        fully_shard(choice, mesh)
+    fully_shard(model, mesh)
+    for which in (0, 1):
+        model.set_requires_gradient_sync(which == 1)
+        inputs = PROGRAMS["mlp"].inputs(Maker(world), 0, which)  # the same on all ranks
+        for each in (reference, model):
+            platform.backward([loss_of(platform, each(inputs, which))])
+    assert_parity(
+        whole(world, model, shapes, mesh, platform.get_grad),
+        numpy_of(platform, reference, platform.get_grad),
+        **tolerance(world),
+    )
+
+
+@distributed(world_size=2)
 def test_two_forwards_and_then_two_backwards_in_either_order(world: World) -> None:
     for order in ((0, 1), (1, 0)):
         twins = Twins(world)
