@@ -166,6 +166,17 @@ def test_a_tie_between_two_units_is_refused_with_both_owners(world: World) -> No
 
 
 @distributed(world_size=2)
+def test_a_tie_between_units_on_different_meshes_is_refused(world: World) -> None:
+    model = PROGRAMS["tied"].build(Maker(world))
+    fully_shard(model.embed, make_mesh(world))
+    message = (
+        r"parameter 'head\.weight' of Model is also 'weight' of Embedding, which is sharded over another mesh"
+    )
+    with pytest.raises(ValueError, match=message):
+        fully_shard(model, make_mesh(world, replicas=2))
+
+
+@distributed(world_size=2)
 def test_a_shard_of_another_shape_is_refused_at_the_next_gather(world: World) -> None:
     platform = world.platform
     model = sharded(world, PROGRAMS["mlp"].build(Maker(world)))

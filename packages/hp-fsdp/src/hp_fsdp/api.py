@@ -93,6 +93,11 @@ def fully_shard(
             continue
         keeper, param = managed[id(parameter)]
         if len(param.owners) < len(owners):  # tied to a module outside of the unit that shards it
+            if keeper.places.mesh != mesh:
+                raise ValueError(
+                    f"parameter {owners[-1].name!r} of {unit.label} is also {param.name!r} of {keeper.label}, which is sharded "
+                    f"over another mesh, {keeper.places.mesh}: use one mesh for modules that share parameters"
+                )
             shared.append((keeper, param, owners))
     # All checks are behind us: from here on parameters change.
     for keeper, param, owners in shared:
