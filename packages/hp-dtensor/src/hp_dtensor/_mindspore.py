@@ -17,6 +17,7 @@ from hp_dtensor.dispatch import build_dispatch, no_rule
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.rules import RULES
 from hp_dtensor.spec import Spec
+from hp_platform import get_platform
 
 _EMPTY = mindspore.Tensor([])
 
@@ -35,12 +36,14 @@ class DTensor(DTensorMethods, mindspore.Tensor):
         """Every function of MindSpore that meets a DTensor."""
         rule = TABLE.get(func.name)
         if rule is not None:
-            return _dispatch(rule, func, args, kwargs)
+            return _dispatch(rule, _RIGHT.get(func.name, func), args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
             return next(_tensors(args)).detach()
         raise no_rule(func.name, [x._spec for x in _tensors((args, kwargs or {}))])
 
-    size = property(DTensorMethods.numel, doc="Number of elements of the whole: MindSpore's meaning of the name.")
+    size = property(
+        DTensorMethods.numel, doc="Number of elements of the whole: MindSpore's meaning of the name."
+    )
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
     nelement = DTensorMethods.numel
@@ -57,12 +60,15 @@ class DTensor(DTensorMethods, mindspore.Tensor):
 
 _dispatch = build_dispatch(DTensor, DTensor._wrap)
 
+_RIGHT = dict.fromkeys(("MatMul", "MatMulExt", "matmul", "__matmul__"), get_platform().matmul)
+"""What runs instead of MindSpore's own, whose gradients of small shapes are wrong: shards are small."""
+
 TABLE = {name: RULES[rule] for rule, names in PRIMITIVES.items() for name in names.split()}
 """Name of a primitive -> its rule."""
 
 
 def _method(name: str, rule: Any) -> Callable[..., Any]:
-    function = getattr(mindspore.Tensor, name)
+    function = _RIGHT.get(name, getattr(mindspore.Tensor, name))
 
     def method(*args: Any, **kwargs: Any) -> Any:
         return _dispatch(rule, function, args, kwargs)

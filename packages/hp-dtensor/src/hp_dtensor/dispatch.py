@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hp_dtensor.empty import without_elements
 from hp_dtensor.marks import mark, marked
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.redistribution import Move, plan_moves, run_moves
@@ -137,8 +138,11 @@ def make_plan(
         elif differs:
             marks.append((position, differs))
     replaced = tuple(outcome.replaced.items())
-    is_simple = not (moves or marks or replaced or outcome.run)
-    return Plan(output, tuple(moves), tuple(marks), replaced, outcome.run, is_simple)
+    run = outcome.run
+    if 0 in output.local_shape:  # see [Note: empty pieces] in hp_dtensor.empty
+        run = without_elements(run or function)
+    is_simple = not (moves or marks or replaced or run)
+    return Plan(output, tuple(moves), tuple(marks), replaced, run, is_simple)
 
 
 def _run(

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hp_dtensor.empty import without_elements
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
-from hp_dtensor.spec import Spec, local_block, make_spec, shown
+from hp_dtensor.spec import local_block, make_spec, shown
 from hp_platform import get_platform
 
 Tensor = Any
@@ -72,19 +73,17 @@ def check_rule(
     first = outcomes[0]
     same = all((o.inputs, o.output, o.shape) == (first.inputs, first.output, first.shape) for o in outcomes)
     assert same, f"{label}: ranks get different answers: {outcomes}"
-    _compare(
-        assembled({c: r[1] for c, r in results.items()}, first.output, mesh_shape),
-        whole,
-        f"{label}: value",
-        tolerance,
-    )
+    value = f"{label}: value"
+    found = assembled({c: r[1] for c, r in results.items()}, first.output, mesh_shape, value)
+    _compare(found, whole, value, tolerance)
     wanted = [p for p in first.inputs if p is not None]
     for i, expected in enumerate(expected_grads):
         if expected is None:
             continue
         lies = _gradient_lies(wanted[i], first.output)
-        found = assembled({c: r[2][i] for c, r in results.items()}, lies, mesh_shape)
-        _compare(found, expected, f"{label}: gradient of tensor {i}", tolerance)
+        gradient = f"{label}: gradient of tensor {i}"
+        found = assembled({c: r[2][i] for c, r in results.items()}, lies, mesh_shape, gradient)
+        _compare(found, expected, gradient, tolerance)
     return first
 
 
@@ -110,15 +109,16 @@ class _Run:
         ]
         given = _with_tensors(self.args, specs)
         outcome = RULES[self.name].plan(*given, **self.kwargs)
-        wanted = [p for spec, p in zip(given, outcome.inputs, strict=False) if isinstance(spec, Spec)]
+        wanted = [p for p in outcome.inputs if p is not None]
         pieces = [
             _leaf(piece(x, p, self.mesh_shape, coordinate)) for x, p in zip(self.tensors, wanted, strict=True)
         ]
         local = list(_with_tensors(self.args, pieces))
         for position, value in outcome.replaced.items():
             local[position] = value
-        result = (outcome.run or self.function)(*local, **self.kwargs)
         shape, _ = local_block(outcome.shape, outcome.output, self.mesh_shape, coordinate)
+        run = outcome.run or self.function
+        result = (without_elements(run) if 0 in shape else run)(*local, **self.kwargs)
         assert tuple(result.shape) == shape, (
             f"rule {self.name!r} of {specs} at {coordinate}: the local result has shape {tuple(result.shape)}, its spec {shape}"
         )
@@ -126,9 +126,9 @@ class _Run:
         if self.seed is not None:
             lies = make_spec(mesh, outcome.output, outcome.shape).grad.placements
             # The gradient of an average is 1/w of the whole on each rank, not any sum that makes the whole.
-            factor = _share(outcome.output, self.mesh_shape)
+            ranks = _averaged_ranks(outcome.output, self.mesh_shape)
             seed = piece(
-                self.seed * factor, _with_whole_sums(lies, outcome.output), self.mesh_shape, coordinate
+                self.seed / ranks, _with_whole_sums(lies, outcome.output), self.mesh_shape, coordinate
             )
         return outcome, result, _gradients(result, pieces, seed)
 
@@ -147,8 +147,13 @@ def piece(x: Tensor, placements: Placements, mesh_shape: Sequence[int], coordina
     return platform.clone(platform.detach(x))
 
 
-def assembled(pieces: Mapping[Coordinate, Tensor], placements: Placements, mesh_shape: Sequence[int]) -> Any:
-    """The whole, as a numpy array, of the ranks' pieces. AssertionError if replicas differ."""
+def assembled(
+    pieces: Mapping[Coordinate, Tensor],
+    placements: Placements,
+    mesh_shape: Sequence[int],
+    label: str = "pieces",
+) -> Any:
+    """The whole, as a numpy array, of the ranks' pieces. AssertionError, with ``label``, if replicas differ."""
     import numpy as np
 
     arrays = {coordinate: get_platform().to_numpy(x) for coordinate, x in pieces.items()}
@@ -164,7 +169,7 @@ def assembled(pieces: Mapping[Coordinate, Tensor], placements: Placements, mesh_
             else:
                 for other in parts[1:]:
                     np.testing.assert_allclose(
-                        other, parts[0], rtol=0, atol=1e-11, err_msg="replicas differ"
+                        other, parts[0], rtol=0, atol=1e-11, err_msg=f"{label}: replicas differ"
                     )
                 joined[outer] = parts[0]
         arrays = joined
@@ -180,8 +185,8 @@ def _gradient_lies(wanted: Placements, output: Placements) -> Placements:
     return tuple(lies)
 
 
-def _share(output: Placements, mesh_shape: Sequence[int]) -> float:
-    return 1 / math.prod(n for p, n in zip(output, mesh_shape, strict=True) if p.is_partial("avg"))
+def _averaged_ranks(output: Placements, mesh_shape: Sequence[int]) -> int:
+    return math.prod(n for p, n in zip(output, mesh_shape, strict=True) if p.is_partial("avg"))
 
 
 def _with_whole_sums(lies: Placements, output: Placements) -> Placements:

@@ -6,14 +6,17 @@ A label that the result lacks (the contraction) leaves a sum behind; a product w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.empty import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.registry import Outcome, rule
-from hp_dtensor.spec import Spec
+from hp_dtensor.spec import Spec, local_block
+from hp_platform import get_platform
 
 Labels = tuple[str, ...]
 
@@ -85,7 +88,7 @@ def matmul(a: Any, b: Any) -> Outcome:
         (*_batch_labels(batch, batch), *row, *column),
     )
     shape = (*batch, *(a.shape[-2:-1] if row else ()), *(b.shape[-1:] if column else ()))
-    return contraction(a, b, labels, shape)
+    return _of_nothing(contraction(a, b, labels, shape), a, get_platform().matmul)
 
 
 @rule("linear", params=("input", "weight", ("bias", None)))
@@ -105,7 +108,24 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
     found = contraction(
         x, weight, ((*batch, "k"), ("n", "k"), (*batch, "n")), (*outer, weight.shape[0]), bias
     )
-    return found if bias is not None else Outcome((*found.inputs, None), found.output, found.shape)
+    found = _of_nothing(found, x, get_platform().linear)
+    return found if bias is not None else replace(found, inputs=(*found.inputs, None))
+
+
+def _of_nothing(found: Outcome, a: Spec, product: Callable[..., Any]) -> Outcome:
+    """The outcome, with a run of its own where this rank has nothing to contract: see [Note: empty pieces]."""
+    assert found.inputs[0] is not None
+    piece, _ = local_block(a.shape, found.inputs[0], a.mesh.shape, a.mesh.get_coordinate())
+    if piece[-1] != 0:
+        return found
+
+    def run(x: Any, y: Any, added: Any = None) -> Any:
+        with get_platform().no_grad():
+            like = product(x, y)
+        zeros = zeros_from(like, [x, y])
+        return zeros if added is None else zeros + added
+
+    return replace(found, run=run)
 
 
 def _batch_labels(own: tuple[int, ...], batch: tuple[int, ...]) -> Labels:
@@ -125,4 +145,9 @@ def _check_both(a: Any, b: Any) -> None:
 def reversed_matmul(b: Any, a: Any) -> Outcome:
     """``a @ b`` where Python asks ``b`` first, because ``a`` is a plain tensor."""
     found = matmul(a, b)
-    return Outcome((found.inputs[1], found.inputs[0]), found.output, found.shape)
+    run = found.run
+    return replace(
+        found,
+        inputs=(found.inputs[1], found.inputs[0]),
+        run=None if run is None else lambda y, x: run(x, y),
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.empty import zeros_from
 from hp_dtensor.placements import PARTIAL, Placement, Shard
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
@@ -48,7 +50,14 @@ def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
 @rule("sum", params=("input", ("dim", None), ("keepdim", False)))
 def sum_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.sum(dim, keepdim)``."""
-    return reduced(x, dim, keepdim)[0]
+    outcome, dims, is_cut = reduced(x, dim, keepdim)
+    if not is_cut or 0 not in x.local_shape:
+        return outcome
+
+    def run(local: Any, *_: Any, **__: Any) -> Any:
+        return _sum(local, dims, keepdim)
+
+    return replace(outcome, run=run)
 
 
 @rule("mean", params=("input", ("dim", None), ("keepdim", False)))
@@ -67,6 +76,16 @@ def mean_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwar
             raise ValueError(
                 f"mean of {platform.dtype_name(local.dtype)} would round: cast to a floating dtype"
             )
-        return platform.sum(local, dims, keepdim) / count
+        return _sum(local, dims, keepdim) / count
 
-    return Outcome(outcome.inputs, outcome.output, outcome.shape, run=run)
+    return replace(outcome, run=run)
+
+
+def _sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """See [Note: empty pieces] in hp_dtensor.empty."""
+    platform = get_platform()
+    if 0 not in local.shape:
+        return platform.sum(local, dims, keepdim)
+    with platform.no_grad():
+        like = platform.sum(local, dims, keepdim)
+    return zeros_from(like, [local])

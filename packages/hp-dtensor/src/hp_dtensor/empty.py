@@ -1,0 +1,52 @@
+"""Operations on empty pieces: what they give and what flows back, without asking the framework's kernels.
+
+[Note: empty pieces] Where a dim is shorter than its mesh dim, some ranks hold nothing. Their backward must still reach every
+mark behind the operation, since the other ranks wait there. Frameworks are not reliable here: MindSpore's sum over no
+elements leaves memory as it was, and the gradient of a product with no rows ends the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from hp_platform import get_platform
+
+Tensor = Any
+
+
+def without_elements(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operation ``run`` where its local result has no elements: the gradient of every input is zeros."""
+
+    def run_empty(*args: Any, **kwargs: Any) -> Tensor:
+        with get_platform().no_grad():
+            result = run(*args, **kwargs)
+        return zeros_from(result, args)
+
+    return run_empty
+
+
+def zeros_from(like: Tensor, inputs: Sequence[Any]) -> Tensor:
+    """Zeros like ``like``, computed from ``inputs`` as far as gradients go: each gets zeros."""
+    platform: Any = get_platform()
+    tensors = [x for x in inputs if platform.is_tensor(x) and platform.requires_grad(x)]
+    if not (tensors and platform.is_floating(like.dtype) and platform.is_grad_enabled()):
+        return platform.zeros_like(like)
+    return _functions(platform).ZerosFrom.apply(like, *tensors)
+
+
+@cache
+def _functions(platform: Any) -> SimpleNamespace:
+    class ZerosFrom(platform.Function):
+        @staticmethod
+        def forward(ctx: Any, like: Tensor, *inputs: Tensor) -> Tensor:
+            ctx.inputs = [(tuple(x.shape), x.dtype, platform.device_of(x)) for x in inputs]
+            return platform.zeros_like(like)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple:
+            return None, *(platform.zeros(shape, dtype, device) for shape, dtype, device in ctx.inputs)
+
+    return SimpleNamespace(ZerosFrom=ZerosFrom)
