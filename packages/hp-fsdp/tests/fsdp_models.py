@@ -11,7 +11,7 @@ import numpy as np
 from hp_dtensor.chunk import chunk_sizes
 from hp_fsdp import fully_shard
 from hp_platform import DeviceMesh, collectives, get_platform, init_device_mesh
-from hp_platform.testing import World
+from hp_platform.testing import World, assert_parity
 
 ROWS = 3
 """Samples of each rank."""
@@ -287,3 +287,34 @@ def whole(
             x = platform.cat(collectives.all_gather_uneven(x, sizes, group))
         found[name] = None if x is None else platform.to_numpy(x)
     return found
+
+
+def check_three_steps(world: World, program: Program, replicas: int = 1, **kwargs: Any) -> None:
+    """Outputs, every gradient, and the parameters after three steps are those of one process."""
+    platform = world.platform
+    reference, sharded = program.build(Maker(world)), program.build(Maker(world))
+    shapes = {n: tuple(p.shape) for n, p in platform.named_parameters(reference)}
+    mesh = make_mesh(world, replicas)
+    program.shard(sharded, mesh, **kwargs)
+    assert [n for n, _ in platform.named_parameters(sharded)] == list(shapes)
+    limits = tolerance(world)
+    for step in range(3):
+        maker = Maker(world)
+        outputs = reference_gradients(program, maker, reference, world.size, step)
+        output = sharded(program.inputs(maker, world.rank, step), rank=world.rank)
+        assert_parity(output, outputs[world.rank], **limits, name=f"output of step {step}")
+        platform.backward([loss_of(platform, output)])
+        assert_parity(
+            whole(world, sharded, shapes, mesh, platform.get_grad),
+            numpy_of(platform, reference, platform.get_grad),
+            **limits,
+            name=f"gradients of step {step}",
+        )
+        sgd_step(platform, reference)
+        sgd_step(platform, sharded)
+    assert_parity(
+        whole(world, sharded, shapes, mesh, platform.detach),
+        numpy_of(platform, reference, platform.detach),
+        **limits,
+        name="parameters after three steps",
+    )

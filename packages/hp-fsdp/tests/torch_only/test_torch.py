@@ -82,7 +82,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("recompute", ["", "inside", "around"])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-@distributed(world_size=(1, 3), backends="torch")
+@distributed(world_size=2, backends="torch")
 def test_training_with_torchs_optimizers_equals_one_process(
     world: World, optimizer: str, recompute: str
 ) -> None:
