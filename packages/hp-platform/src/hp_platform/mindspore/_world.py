@@ -95,7 +95,13 @@ class MindSporeWorldOps:
         return GlobalComm.WORLD_COMM_GROUP, name, store
 
     def adopt_world(self) -> tuple[str, str, Any] | None:
-        """The world that the user has initialised through MindSpore."""
+        """The world that the user has initialised through MindSpore.
+
+        msrun starts the program once more as its scheduler: that process serves the ranks here, and ends.
+        """
+        if os.environ.get("MS_ROLE") == "MS_SCHED":
+            communication.init()
+            raise SystemExit(0)
         if self._joined is not None or not GlobalComm.INITED:
             return None
         _private.name_world_group(GlobalComm.WORLD_COMM_GROUP)
