@@ -36,6 +36,15 @@ class InputMove:
     marks: tuple[int, ...]
     """Mesh dims that need a mark after the move."""
 
+    def equals(self, other: InputMove) -> bool:
+        """Whether the same is done to the same kind of tensor."""
+        return (self.spec, self.moves, self.varying, self.marks) == (
+            other.spec,
+            other.moves,
+            other.varying,
+            other.marks,
+        )
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -148,9 +157,20 @@ def make_plan(
 def _run(
     plan: Plan, function: Any, args: Sequence[Any], local: list[Any], kwargs: Mapping[str, Any]
 ) -> Tensor:
+    done: list[tuple[InputMove, Tensor]] = []
     for move in plan.moves:
-        moved = run_moves(local[move.position], move.spec, move.moves, move.varying)
-        local[move.position] = mark(moved, move.spec, move.marks) if move.marks else moved
+        # x * x moves x once.
+        same = (
+            found
+            for other, found in done
+            if args[other.position] is args[move.position] and other.equals(move)
+        )
+        moved = next(same, None)
+        if moved is None:
+            moved = run_moves(local[move.position], move.spec, move.moves, move.varying)
+            moved = mark(moved, move.spec, move.marks) if move.marks else moved
+            done.append((move, moved))
+        local[move.position] = moved
     for position, dims in plan.marks:
         local[position] = marked(args[position], dims)
     for position, value in plan.replaced:

@@ -66,14 +66,10 @@ def make_spec(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
     Raises ValueError if the placements do not fit mesh and shape, RuntimeError on a rank outside of the mesh.
     """
     shape = tuple(shape)
-    key = (tuple(placements), shape)
+    key = (resolve(mesh, placements, len(shape)), shape)
     found = mesh.interned.get(key)
     if found is None:
-        checked = resolve(mesh, placements, len(shape))
-        found = mesh.interned.get((checked, shape))
-        if found is None:
-            found = mesh.interned[checked, shape] = _new_spec(mesh, checked, shape)
-        mesh.interned[key] = found
+        found = mesh.interned[key] = _new_spec(mesh, *key)
     return found
 
 
