@@ -22,7 +22,7 @@ CASES: dict[str, tuple[str, list[tuple[int, ...]], Callable[..., Any]]] = {
     "relu": ("pointwise", [(5, 3)], lambda p: p.relu),
     "square": ("pointwise", [(2, 1, 3)], lambda p: lambda x: x * x),
     "two nonlinear": ("pointwise", [(5, 3), (5, 3)], lambda p: lambda x, y: x * y + x * x),
-    "where": ("pointwise", [(5, 1), (5, 3), (3,)], lambda p: lambda c, x, y: p.where(c > 0, x, y)),
+    "where": ("where", [(5, 1), (5, 3), (3,)], lambda p: lambda c, x, y: p.where(c > 0, x, y)),
     "neg": ("identity", [(5, 3)], lambda p: lambda x: -x),
     "clone": ("identity", [(8,)], lambda p: p.clone),
     "add": ("add", [(5, 3), (5, 3)], lambda p: lambda x, y: x + y),

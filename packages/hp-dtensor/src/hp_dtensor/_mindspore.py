@@ -60,8 +60,11 @@ class DTensor(DTensorMethods, mindspore.Tensor):
 
 _dispatch = build_dispatch(DTensor, DTensor._wrap)
 
-_RIGHT = dict.fromkeys(("MatMul", "MatMulExt", "matmul", "__matmul__"), get_platform().matmul)
-"""What runs instead of MindSpore's own, whose gradients of small shapes are wrong: shards are small."""
+_RIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(
+    ("MatMul", "MatMulExt", "matmul", "__matmul__"), get_platform().matmul
+)
+_RIGHT["clone"] = get_platform().clone
+"""What runs instead of MindSpore's own: its products of small shapes have wrong gradients, and clone has no kernel on cpu."""
 
 TABLE = {name: RULES[rule] for rule, names in PRIMITIVES.items() for name in names.split()}
 """Name of a primitive -> its rule."""

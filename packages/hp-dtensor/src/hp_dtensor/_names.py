@@ -18,7 +18,7 @@ _POINTWISE: Final = """
     heaviside hypot ldexp logaddexp logaddexp2 maximum minimum nextafter pow __pow__ __rpow__ remainder xlogy
     eq __eq__ ne not_equal __ne__ gt greater __gt__ ge greater_equal __ge__ lt less __lt__ le less_equal __le__ isclose
     logical_and logical_or logical_xor bitwise_and __and__ __rand__ bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__
-    where addcdiv addcmul lerp masked_fill
+    addcdiv addcmul lerp masked_fill
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign softshrink hardshrink tanhshrink threshold hardtanh
     hardsigmoid hardswish logsigmoid
     long int short bool char byte
@@ -27,6 +27,7 @@ _POINTWISE: Final = """
 
 FUNCTIONS: Final[dict[str, str]] = {
     "pointwise": _POINTWISE,
+    "where": "where",
     "identity": "neg negative __neg__ positive __pos__ clone contiguous float double half bfloat16",
     "cast": "to astype",
     "add": "add __add__ __radd__ sub subtract __sub__ rsub __rsub__",
@@ -58,10 +59,11 @@ PRIMITIVES: Final[dict[str, str]] = {
         ClampTensor ClampScalar Atan2Ext Maximum Minimum Mod Pow PowTensorScalar PowScalarTensor Xlogy XLogYScalarOther
         Equal EqualExt NotEqual Greater GreaterScalar GreaterEqual GreaterEqualScalar Less LessScalar LessEqual
         LessEqualScalar EqScalar NeScalar LogicalAnd LogicalOr LogicalXor BitwiseAndTensor BitwiseOrTensor BitwiseXorTensor
-        BitwiseNot Select Addcdiv AddcdivExt Addcmul AddcmulExt Lerp LerpScalar MaskedFill MaskedFillScalar
+        BitwiseNot Addcdiv AddcdivExt Addcmul AddcmulExt Lerp LerpScalar MaskedFill MaskedFillScalar
         ReLU GeLU GeluExt SiLU Mish Elu EluExt LeakyReLUExt SoftplusExt SoftShrink HShrink HSigmoid HSwish LogSigmoidExt
         Hardtanh ReLU6
     """,
+    "where": "Select",
     "identity": "Neg",
     "cast": "Cast ToDtype",
     "add": "Add AddExt AddScalar Sub SubExt SubScalar",

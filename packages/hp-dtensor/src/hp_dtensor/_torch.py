@@ -79,8 +79,10 @@ def _table() -> dict[Any, Any]:
     table = {}
     for rule, names in FUNCTIONS.items():
         for name in names.split():
-            homes = [getattr(home, name) for home in _HOMES if callable(getattr(home, name, None))]
-            table.update(dict.fromkeys(homes, RULES[rule]))
+            # Modules have operators, too, of their own.
+            homes = _HOMES[:1] if name.startswith("__") else _HOMES
+            found = [getattr(home, name) for home in homes if callable(getattr(home, name, None))]
+            table.update(dict.fromkeys(found, RULES[rule]))
     return table
 
 

@@ -121,7 +121,8 @@ def distribute_tensor(
     Communication: with ``src_data_rank`` one scatter or broadcast of the tensor (or what outer mesh dims left of it) per mesh
     dim; none on the meta device. ValueError for arguments that do not fit.
     """
-    from hp_dtensor.dtensor import DTensorMethods, dtensor_class
+    from hp_dtensor.dtensor import DTensorMethods
+    from hp_dtensor.native import DTensor
     from hp_platform import get_current_mesh
 
     platform = get_platform()
@@ -141,7 +142,7 @@ def distribute_tensor(
             send = has_values and src_data_rank is not None
             local = _dealt(local, spec, mesh_dim, placement, src_data_rank if send else None)
     local = platform.clone(local)
-    result = dtensor_class()._wrap(local, spec)
+    result = DTensor._wrap(local, spec)
     return result.requires_grad_(True) if platform.requires_grad(tensor) else result
 
 

@@ -6,7 +6,6 @@ the frameworks, in the adapters, add how their functions are caught.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,10 +34,11 @@ class DTensorMethods:
     _grad_dtensor: Any
     """The DTensor around the local tensor's gradient, so that ``x.grad is x.grad``."""
 
-    @staticmethod
-    def _wrap(local: Tensor, spec: Spec) -> Any:
-        """The DTensor of a local tensor; the frameworks' classes do it themselves."""
-        return dtensor_class()._wrap(local, spec)
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def _wrap(local: Tensor, spec: Spec) -> Any:
+            """The DTensor of a local tensor; the frameworks' classes have it."""
 
     # ------------------------------------------------------------------------------------------------ from and to local
     @classmethod
@@ -206,7 +206,7 @@ class DTensorMethods:
         gradient = get_platform().get_grad(self._local)
         if gradient is None:
             self._grad_dtensor = None
-        elif self._grad_dtensor is None or self._grad_dtensor._local is not gradient:
+        elif self._grad_dtensor is None or not _is_same(self._grad_dtensor._local, gradient):
             self._grad_dtensor = self._wrap(gradient, self._spec.grad)
         return self._grad_dtensor
 
@@ -296,6 +296,7 @@ class DTensorMethods:
     __hash__ = object.__hash__
 
 
-def dtensor_class() -> Any:
-    """The DTensor class of the process' framework."""
-    return importlib.import_module(f"hp_dtensor._{get_platform().platform_type.value}").DTensor
+def _is_same(known: Tensor, gradient: Tensor) -> bool:
+    # MindSpore makes a new object around the same memory each time; the known one keeps that memory from being reused.
+    data_ptr = get_platform().data_ptr
+    return known is gradient or (known.shape == gradient.shape and data_ptr(known) == data_ptr(gradient))

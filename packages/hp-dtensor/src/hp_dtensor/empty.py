@@ -47,6 +47,8 @@ def _functions(platform: Any) -> SimpleNamespace:
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return None, *(platform.zeros(shape, dtype, device) for shape, dtype, device in ctx.inputs)
+            zeros = (platform.zeros(shape, dtype, device) for shape, dtype, device in ctx.inputs)
+            # Computed from g, so that a second backward passes here, too.
+            return None, *(ZerosFrom.apply(like, g) for like in zeros)
 
     return SimpleNamespace(ZerosFrom=ZerosFrom)

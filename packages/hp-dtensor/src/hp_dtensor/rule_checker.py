@@ -161,7 +161,8 @@ def assembled(
         placement, num_ranks = placements[mesh_dim], mesh_shape[mesh_dim]
         joined = {}
         for outer in itertools.product(*map(range, mesh_shape[:mesh_dim])):
-            parts = [arrays[(*outer, index)] for index in range(num_ranks)]
+            line = [(*outer, index) for index in range(num_ranks)]
+            parts = [arrays[coordinate] for coordinate in line]
             if isinstance(placement, Shard):
                 joined[outer] = np.concatenate(parts, placement.dim)
             elif isinstance(placement, Partial):

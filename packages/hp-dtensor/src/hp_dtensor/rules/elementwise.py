@@ -115,6 +115,12 @@ def _nonlinear(*args: Any, **kwargs: Any) -> Outcome:
     return pointwise(args)
 
 
+@rule("where", by_value=False)
+def _where(condition: Any, x: Any, y: Any) -> Outcome:
+    """Elementwise choice. With the condition alone it would be a search, whose result has no shape known before."""
+    return pointwise((condition, x, y))
+
+
 @rule("identity", params=("input",), by_value=False)
 def _linear_unary(*args: Any, **kwargs: Any) -> Outcome:
     """Elementwise and linear in its one tensor: neg, clone, contiguous, casts to a floating dtype under their own name."""

@@ -1,0 +1,31 @@
+"""What a user meets first: the names, and what importing them costs."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hp_dtensor
+
+
+def test_import_loads_no_framework_and_no_numpy() -> None:
+    script = "import sys, hp_dtensor; print(sorted({'torch', 'torch_npu', 'mindspore', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_placements_need_no_framework() -> None:
+    script = "import sys; from hp_dtensor import Shard, Partial, Replicate; print('torch' in sys.modules, Shard(0))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False Shard(0)"
+
+
+def test_names_for_type_checkers_are_those_of_run_time() -> None:
+    source = Path(hp_dtensor.__file__).read_text(encoding="utf-8")
+    typed = set(re.findall(r"import (\w+) as \1", source))
+    assert typed == set(hp_dtensor.__all__)
+
+
+def test_installed_metadata_and_module_agree_on_the_version() -> None:
+    assert importlib.metadata.version("hp-dtensor") == hp_dtensor.__version__

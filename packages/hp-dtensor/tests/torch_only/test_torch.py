@@ -1,0 +1,259 @@
+"""DTensors in torch's own functions, modules and optimizers' data; what goes below the Python function level."""
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from hp_dtensor._names import FUNCTIONS
+from hp_platform import DeviceMesh, init_device_mesh
+from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+TORCH = ("torch", "cuda")
+HOMES = (torch.Tensor, torch, F, torch.special)
+# Elementwise functions and a single product, in float64.
+TOLERANCE = 1e-13
+
+# Arguments after the first, for functions that need some; a word stands for a tensor of _tensors.
+WITH_ANOTHER = """
+    atan2 arctan2 copysign float_power floor_divide fmax fmin fmod heaviside hypot ldexp logaddexp logaddexp2 maximum minimum
+    nextafter pow remainder xlogy eq ne not_equal gt greater ge greater_equal lt less le less_equal isclose add sub subtract
+    rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __div__ __truediv__ __rdiv__
+    __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __gt__ __ge__ __lt__ __le__
+    view_as reshape_as logical_and logical_or logical_xor clamp_min clamp_max gcd lcm bitwise_and __and__ __rand__
+    bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__ bmm dot
+"""
+INTEGERS = "gcd lcm bitwise_not __invert__ bitwise_and __and__ __rand__ bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__"
+ARGUMENTS: dict[str, list[Any]] = {
+    **{name: ["y"] for name in WITH_ANOTHER.split()},
+    "clamp": [-0.5, 0.5],
+    "clip": [-0.5, 0.5],
+    "threshold": [0.1, 20.0],
+    "addcmul": ["y", "y"],
+    "addcdiv": ["y", "y"],
+    "lerp": ["y", 0.5],
+    "masked_fill": ["mask", 3.0],
+    "where": ["mask", "y"],
+    "to": [torch.float32],
+    "view": [(20,)],
+    "reshape": [(2, 10)],
+    "unflatten": [0, (2, 2)],
+    "unsqueeze": [0],
+    "permute": [(1, 0)],
+    "transpose": [0, 1],
+    "swapaxes": [0, 1],
+    "swapdims": [0, 1],
+    "expand": [(3, 4, 5)],
+    "broadcast_to": [(3, 4, 5)],
+    "mm": ["other"],
+    "matmul": ["other"],
+    "__matmul__": ["other"],
+    "__rmatmul__": ["left"],
+    "linear": ["weight"],
+    "mv": ["vector"],
+}
+OTHER_SHAPES = {"bmm": ((2, 4, 3), (2, 3, 5)), "dot": ((7,), (7,))}
+
+
+def _spellings() -> list[tuple[str, Any]]:
+    return [
+        (name, home)
+        for names in FUNCTIONS.values()
+        for name in names.split()
+        for home in (HOMES[:1] if name.startswith("__") else HOMES)
+        if callable(getattr(home, name, None))
+    ]
+
+
+def _tensors(name: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64) * 0.9 + 0.05
+
+    if name in OTHER_SHAPES:
+        first, second = OTHER_SHAPES[name]
+        return {"x": draw(*first), "y": draw(*second)}
+    if name in INTEGERS.split():
+        return {"x": torch.arange(20).reshape(4, 5), "y": torch.arange(20).reshape(4, 5) % 7 + 1}
+    return {
+        "x": draw(4, 5) + (1.0 if name in ("acosh", "arccosh") else 0.0),
+        "y": draw(4, 5),
+        "mask": draw(4, 5) > 0.5,
+        "other": draw(5, 3),
+        "left": draw(3, 4),
+        "weight": draw(3, 5),
+        "vector": draw(5),
+    }
+
+
+def _line(world: World) -> DeviceMesh:
+    return init_device_mesh(world.device_type, (world.size,))
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_every_spelling_of_every_rule_gives_the_unsharded_value(world: World) -> None:
+    mesh, tried = _line(world), 0
+    for name, home in _spellings():
+        function = getattr(home, name)
+        plain = {n: t.to(world.device) for n, t in _tensors(name).items()}
+        args = ["x", *ARGUMENTS.get(name, [])]
+        if name == "where" and home is not torch.Tensor:
+            args = ["mask", "x", "y"]
+        whole = function(*[plain[a] if isinstance(a, str) else a for a in args])
+        for placement in (Shard(0), Replicate()):
+            cut = {
+                n: distribute_tensor(t, mesh, [placement if t.ndim > 1 else Replicate()])
+                for n, t in plain.items()
+            }
+            found = function(*[cut[a] if isinstance(a, str) else a for a in args])
+            label = f"{getattr(home, '__name__', home)}.{name} of {placement}"
+            assert isinstance(found, DTensor), label
+            assert_parity(found, whole, rtol=TOLERANCE, atol=TOLERANCE, name=label)
+        tried = tried + 1
+    assert tried > 300
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_every_function_of_torch_has_a_rule_or_is_refused(world: World) -> None:
+    """Called with DTensors for all its arguments, no function gives anything of a shard's shape."""
+    x = distribute_tensor(
+        torch.ones(7, 11, dtype=torch.float64, device=world.device), _line(world), [Shard(0)]
+    )
+    shard = tuple(x.to_local().shape)
+    refused = 0
+    for function, example in torch.overrides.get_testing_overrides().items():
+        if "distributed" in (getattr(function, "__module__", None) or ""):
+            continue  # collectives: they would wait for each other
+        needed = [p for p in inspect.signature(example).parameters.values() if p.default is p.empty]
+        args = [x for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch about its own old functions
+                result = function(*args)
+        except NotImplementedError as error:
+            is_refusal = "has no rule for DTensors" in str(error)
+            assert is_refusal or "not implemented for 'Double'" in str(error), function
+            refused = refused + is_refusal
+        except (ValueError, TypeError, RuntimeError, IndexError, AssertionError):
+            continue  # arguments that make no sense
+        else:
+            plain = [r for r in torch.utils._pytree.tree_leaves(result) if type(r) is torch.Tensor]
+            assert shard not in [tuple(r.shape) for r in plain], f"{function} computed on a shard"
+    assert refused > 500
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_what_slips_below_python_raises(world: World) -> None:
+    x = distribute_tensor(torch.ones(4, device=world.device), _line(world), [Shard(0)])
+    with (
+        torch._C.DisableTorchFunctionSubclass(),
+        pytest.raises(NotImplementedError, match="below the Python function level"),
+    ):
+        torch.exp(x)
+    with pytest.raises(NotImplementedError, match=r"Tensor.numpy has no rule"):
+        x.numpy()
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_modules_train_on_parameters_that_are_dtensors(world: World) -> None:
+    torch.manual_seed(0)
+    plain = (
+        torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.GELU(), torch.nn.Linear(6, 3))
+        .double()
+        .to(world.device)
+    )
+    data = torch.randn(5, 4, dtype=torch.float64, device=world.device)
+    places = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1), "2.bias": Replicate()}
+    expected = plain(data).square().mean()
+    expected.backward()
+    sharded = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.GELU(), torch.nn.Linear(6, 3))
+    for name, parameter in plain.named_parameters():
+        index, attribute = name.split(".")
+        value = torch.nn.Parameter(distribute_tensor(parameter.detach(), _line(world), [places[name]]))
+        assert isinstance(value, torch.nn.Parameter)
+        setattr(sharded[int(index)], attribute, value)
+    loss = sharded(distribute_tensor(data, _line(world), [Replicate()])).square().mean()
+    with count_collectives() as counted:
+        loss.backward()
+    counted.assert_counts()  # the input needs no gradient, every weight has its own rows
+    assert_parity(loss.full_tensor(), expected, rtol=TOLERANCE, name="loss")
+    for name, parameter in plain.named_parameters():
+        assert_parity(
+            dict(sharded.named_parameters())[name].grad,
+            parameter.grad,
+            rtol=TOLERANCE,
+            atol=TOLERANCE,
+            name=name,
+        )
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_shapes_dtypes_and_attributes_are_those_of_torch(world: World) -> None:
+    x = distribute_tensor(torch.ones(4, 3, device=world.device), _line(world), [Shard(0)])
+    assert isinstance(x, torch.Tensor)
+    assert x.shape == torch.Size([4, 3])
+    assert x.shape.numel() == x.numel() == torch.numel(x) == 12
+    assert (x.dtype, x.device, x.is_cpu) == (torch.float32, x.to_local().device, world.device_type == "cpu")
+    assert x.is_floating_point()
+    assert (x * 2).requires_grad is False
+    assert x.requires_grad_() is x
+    assert (x * 2).grad_fn is not None
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_a_mark_lives_until_its_backward_and_not_beyond_a_write(world: World) -> None:
+    mesh = _line(world)
+    w = distribute_tensor(torch.ones(4, device=world.device, requires_grad=True), mesh, [Replicate()])
+    x = distribute_tensor(torch.ones(5, 4, device=world.device), mesh, [Shard(0)])
+    loss = (w * x).sum() + (w * x * 2).sum()
+    assert len(w._marks.by_dims) == 1
+    first = w._marks.by_dims[(0,)].marked
+    with torch.no_grad():
+        w.to_local().mul_(2)
+    again = (w * x).sum()
+    assert w._marks.by_dims[(0,)].marked is not first
+    again.backward()
+    assert w._marks.by_dims == {}
+    with torch.no_grad():
+        _ = w * x
+    assert w._marks.by_dims == {}
+    del loss
+
+
+@distributed(world_size=2, backends="torch")
+def test_values_gradients_and_placements_agree_with_torchs_own(world: World) -> None:
+    from torch.distributed import tensor as oracle
+
+    mesh = _line(world)
+    theirs = torch.distributed.init_device_mesh("cpu", (2,))
+    convert = {
+        Shard(0): oracle.Shard(0),
+        Shard(1): oracle.Shard(1),
+        Replicate(): oracle.Replicate(),
+        Partial(): oracle.Partial(),
+    }
+    a, b = _tensors("mm")["x"], _tensors("mm")["other"]
+    for at_a, at_b in (
+        (Shard(0), Replicate()),
+        (Replicate(), Shard(1)),
+        (Shard(1), Shard(0)),
+        (Replicate(), Replicate()),
+    ):
+        ours = [distribute_tensor(t.clone().requires_grad_(), mesh, [p]) for t, p in ((a, at_a), (b, at_b))]
+        other = [
+            oracle.distribute_tensor(t.clone(), theirs, [convert[p]]).requires_grad_()
+            for t, p in ((a, at_a), (b, at_b))
+        ]
+        mine, other_result = ours[0] @ ours[1], other[0] @ other[1]
+        assert [convert[p] for p in mine.placements] == list(other_result.placements)
+        mine.sum().backward()
+        other_result.sum().backward()
+        for x, y in zip(
+            (mine, ours[0].grad, ours[1].grad), (other_result, other[0].grad, other[1].grad), strict=True
+        ):
+            assert_parity(x, y.full_tensor(), rtol=TOLERANCE, name=f"{at_a} {at_b}")
