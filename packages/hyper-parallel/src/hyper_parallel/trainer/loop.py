@@ -103,7 +103,8 @@ class _Job:
         self.world = hp_platform.get_world()
         self.device = platform.device(options.device).current()
         half = options.dtype in ("bfloat16", "float16")
-        model = Decoder(options.size, seed=options.seed, dtype="float32" if half else options.dtype)
+        parameter_dtype = "float32" if half else options.dtype
+        model = Decoder(options.size, seed=options.seed, dtype=parameter_dtype, device=self.device)
         self.shapes = {name: tuple(p.shape) for name, p in platform.named_parameters(model)}
         self.num_parameters = sum(math.prod(shape) for shape in self.shapes.values())
 

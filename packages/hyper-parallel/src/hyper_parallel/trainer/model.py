@@ -24,20 +24,22 @@ Tensor = Any
 class Initializer:
     """Initial values that depend on the seed and the parameter's place in the model alone, not on ranks or framework."""
 
-    def __init__(self, seed: int, dtype: str) -> None:
+    def __init__(self, seed: int, dtype: str, device: str) -> None:
         self._seeds: Iterator[int] = iter(range(seed * 1_000_003, (seed + 1) * 1_000_003))
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device
 
     def matrix(self, rows: int, columns: int, gain: float = 1.0) -> Any:
         """A parameter ``(rows, columns)``, uniform with variance ``gain**2 / columns``."""
         bound = gain * (3.0 / columns) ** 0.5
         return nn.parameter(
-            nn.uniform((rows, columns), -bound, bound, seed=next(self._seeds), dtype=self.dtype)
+            nn.uniform(
+                (rows, columns), -bound, bound, seed=next(self._seeds), dtype=self.dtype, device=self.device
+            )
         )
 
     def ones(self, size: int) -> Any:
         """A parameter ``(size,)`` of ones."""
-        return nn.parameter(nn.full((size,), 1.0, self.dtype))
+        return nn.parameter(nn.full((size,), 1.0, self.dtype, self.device))
 
 
 class RMSNorm(nn.Module):
@@ -71,8 +73,8 @@ class Attention(nn.Module):
         self.value = init.matrix(size.dim, size.dim)
         self.out = init.matrix(size.dim, size.dim, gain=(2 * size.layers) ** -0.5)
         cos, sin = rotary_tables(size.length, self.width)
-        nn.register_buffer(self, "cos", nn.tensor(cos, init.dtype))
-        nn.register_buffer(self, "sin", nn.tensor(sin, init.dtype))
+        nn.register_buffer(self, "cos", nn.tensor(cos, init.dtype, init.device))
+        nn.register_buffer(self, "sin", nn.tensor(sin, init.dtype, init.device))
 
     def _split_heads(self, x_BLD: Tensor) -> Tensor:
         batch, length, _ = x_BLD.shape
@@ -123,9 +125,9 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Bytes ``(B, L)`` to logits ``(B, L, V)``."""
 
-    def __init__(self, size: ModelSize, *, seed: int, dtype: str) -> None:
+    def __init__(self, size: ModelSize, *, seed: int, dtype: str, device: str) -> None:
         super().__init__()
-        init = Initializer(seed, dtype)
+        init = Initializer(seed, dtype, device)
         self.embedding = init.matrix(VOCABULARY, size.dim)
         self.layers = nn.ModuleList([Block(init, size) for _ in range(size.layers)])
         self.norm = RMSNorm(init, size.dim)

@@ -110,7 +110,7 @@ def draw_loss(folder: Path, *, first_step: int, before: float, after: float, tit
             xytext=place,
             ha="left" if place[0] > 0 else "right",
         )
-    axes.set(xlabel="step", ylabel="bits per byte", title=title, ylim=(0, None))
+    axes.set(xlabel="step", ylabel="bits per byte", title=title, ylim=(0, 1.1 * max([before, *bits])))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(folder / "loss.png", dpi=120)
