@@ -9,12 +9,17 @@ from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, distributed
 
 
+def _real(world: World) -> str:
+    """The widest floating dtype that can be reduced: HCCL has no float64."""
+    return "float64" if world.platform.supports("reduce_float64", world.device_type) else "float32"
+
+
 def _leaf(w: World) -> Any:
-    return w.platform.set_requires_grad_(w.platform.zeros((4,), "float64", w.device), True)
+    return w.platform.set_requires_grad_(w.platform.zeros((4,), _real(w), w.device), True)
 
 
 def _zeros(w: World, *shape: int, at: Any = None) -> Any:
-    plain = w.platform.zeros(shape, "float64", w.device)
+    plain = w.platform.zeros(shape, _real(w), w.device)
     return plain if at is None else distribute_tensor(plain, _line(w), [at])
 
 
