@@ -95,7 +95,8 @@ class MindSporeTensorOps:
 
     def zeros_like(self, x: mindspore.Tensor) -> mindspore.Tensor:
         """Zeros like ``x``."""
-        return mint.empty(x.shape, dtype=x.dtype, device="meta") if x.is_meta else ops.zeros_like(x)
+        # ops.zeros_like would go by the shape that x had before set_data_.
+        return self.full(tuple(x.shape), 0, x.dtype, self.device_of(x))
 
     def clone(self, x: mindspore.Tensor) -> mindspore.Tensor:
         """A contiguous copy."""
