@@ -39,6 +39,7 @@ OPERATORS = {
     "2 + x": (lambda x, y: 2 + x, R),
     "2 - x": (lambda x, y: 2 - x, R),
     "x - 2": (lambda x, y: x - 2, R),
+    "x + True": (lambda x, y: x + True, R),
     "-x": (lambda x, y: -x, P),
     "x * 2": (lambda x, y: x * 2, P),
     "-5.0 * x": (lambda x, y: -5.0 * x, P),

@@ -166,6 +166,11 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"Partial\('avg'\) of int64 would round",
     ),
+    "a dict as operand": (
+        lambda w: _zeros(w, 4, at=Shard(0)).add({}),
+        ValueError,
+        "got a dict, with which rule 'add' can do nothing: give tensors, numbers or tuples",
+    ),
     "length of a scalar": (
         lambda w: len(_zeros(w, at=Replicate())),
         ValueError,

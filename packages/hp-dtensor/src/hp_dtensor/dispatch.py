@@ -6,6 +6,7 @@ plain speed: the graph holds local tensors only.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +85,8 @@ def build_dispatch(tensor_class: Any, wrap: Callable[[Tensor, Spec], Any]) -> Di
                 elif isinstance(arg, plain):
                     return dispatch(rule, function, _adopted(function, args, tensor_class, wrap), kwargs)
             key.append(kind)
-            if rule.by_value or kind not in _SCALARS:
-                key.append(arg)
+            if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
+                key.append(_hashable(rule, function, arg))
             local.append(arg)
         if first is None:
             raise ValueError(
@@ -228,6 +229,15 @@ def _key_of(function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, 
                 f"it out"
             )
     return tuple((n, type(v)) if type(v) in (int, float) else (n, type(v), v) for n, v in kwargs.items())
+
+
+def _hashable(rule: Rule, function: Any, arg: Any) -> Any:
+    if type(arg).__hash__ is None:
+        raise ValueError(
+            f"{name_of(function)} of a DTensor got a {type(arg).__name__}, with which rule {rule.name!r} can do nothing: give "
+            f"tensors, numbers or tuples of them"
+        )
+    return arg
 
 
 def name_of(function: Any) -> str:

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -145,6 +146,28 @@ def test_every_function_of_torch_has_a_rule_or_is_refused(world: World) -> None:
             plain = [r for r in torch.utils._pytree.tree_leaves(result) if type(r) is torch.Tensor]
             assert shard not in [tuple(r.shape) for r in plain], f"{function} computed on a shard"
     assert refused > 500
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_options_that_are_not_linear_reduce_first(world: World) -> None:
+    local = torch.full((4,), [1.25, 2.5][world.rank], dtype=torch.float64, device=world.device)
+    x = DTensor.from_local(local, _line(world), [Partial()])
+    for call in (
+        lambda t: t.sum(dtype=torch.int64),
+        lambda t: torch.sum(t, 0, dtype=torch.int64),
+        lambda t: torch.div(t, 2, rounding_mode="floor"),
+        lambda t: t.long(),
+        lambda t: t + numpy.float32(2),
+    ):
+        found = call(x)
+        assert found.placements == (Replicate(),)
+        assert_parity(
+            found, call(torch.full((4,), 3.75, dtype=torch.float64, device=world.device)), exact=True
+        )
+    known = len(x._spec.plans)
+    for n in range(5):
+        _ = x * numpy.float64(n)
+    assert len(x._spec.plans) == known + 1
 
 
 @distributed(world_size=2, backends=TORCH)

@@ -80,7 +80,7 @@ def _common_sum(now: Sequence[Placement]) -> Placement:
 
 
 def _sum_of_all(now: Sequence[Placement], args: Sequence[Any]) -> list[Way]:
-    if any(_is_number(arg) for arg in args[:2]):
+    if not all(isinstance(arg, Spec) for arg in args[:2]):
         return []  # a number is added once, not by every rank
     common = _common_sum(now)
     return [Way((common,) * len(now), common)]
@@ -95,10 +95,6 @@ def _factor_of_one(now: Sequence[Placement], args: Sequence[Any], carriers: Sequ
             inputs = tuple(now[place] if other == place else REPLICATE for other in range(len(at)))
             ways.append(Way(inputs, now[place]))
     return ways
-
-
-def _is_number(arg: Any) -> bool:
-    return isinstance(arg, (int, float, complex)) and not isinstance(arg, bool)
 
 
 def _refuse_in_place(kwargs: dict[str, Any]) -> None:
@@ -153,7 +149,7 @@ def _mul(*args: Any, **kwargs: Any) -> Outcome:
 @rule("div", params=("input", "other"), by_value=False)
 def _div(*args: Any, **kwargs: Any) -> Outcome:
     """True division: the numerator may be a sum. With a rounding mode it is not linear."""
-    if kwargs.get("rounding_mode") is not None:
+    if any(mode is not None for mode in (*args[2:], kwargs.get("rounding_mode"))):
         return pointwise(args)
     return pointwise(args, lambda now, given: _factor_of_one(now, given, (0,)))
 

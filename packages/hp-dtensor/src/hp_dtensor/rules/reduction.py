@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.empty import zeros_from
-from hp_dtensor.placements import PARTIAL, Placement, Shard
+from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
 
-def reduced(spec: Spec, dim: Any, keepdim: bool) -> tuple[Outcome, tuple[int, ...], bool]:
-    """How the sum lies; the dims that are summed; and whether one of them is cut."""
+def reduced(
+    spec: Spec, dim: Any, keepdim: bool, options: Sequence[Any] = ()
+) -> tuple[Outcome, tuple[int, ...], bool]:
+    """How the sum lies; the dims that are summed; and whether one of them is cut.
+
+    ``options`` that are given, such as a dtype, convert the elements first: that is no longer linear.
+    """
+    is_linear = all(option is None for option in options)
     if not isinstance(keepdim, bool):
         raise ValueError(f"keepdim must be True or False, got {keepdim!r}")
     ndim = len(spec.shape)
@@ -22,7 +29,8 @@ def reduced(spec: Spec, dim: Any, keepdim: bool) -> tuple[Outcome, tuple[int, ..
     shape = tuple(1 if i in dims else n for i, n in enumerate(spec.shape) if keepdim or i not in dims)
     inputs: list[Placement] = []
     output: list[Placement] = []
-    for placement in spec.placements:
+    for own in spec.placements:
+        placement = own if is_linear or not own.is_partial() else REPLICATE
         inputs.append(placement)
         if not isinstance(placement, Shard):
             output.append(placement)  # a sum of sums is a sum
@@ -50,8 +58,9 @@ def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
 @rule("sum", params=("input", ("dim", None), ("keepdim", False)))
 def sum_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.sum(dim, keepdim)``."""
-    outcome, dims, is_cut = reduced(x, dim, keepdim)
-    if not is_cut or 0 not in x.local_shape:
+    options = (*rest, *kwargs.values())
+    outcome, dims, is_cut = reduced(x, dim, keepdim, options)
+    if not is_cut or 0 not in x.local_shape or any(option is not None for option in options):
         return outcome
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
@@ -63,10 +72,11 @@ def sum_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwarg
 @rule("mean", params=("input", ("dim", None), ("keepdim", False)))
 def mean_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.mean(dim, keepdim)``. Over a cut dim: local sums divided by the global count, since shards may be uneven."""
-    outcome, dims, is_cut = reduced(x, dim, keepdim)
+    options = (*rest, *kwargs.values())
+    outcome, dims, is_cut = reduced(x, dim, keepdim, options)
     if not is_cut:
         return outcome
-    if any(value is not None for value in (*rest, *kwargs.values())):
+    if any(option is not None for option in options):
         raise ValueError("mean over a dim that is cut takes no dtype: cast the tensor before")
     count = math.prod(x.shape[d] for d in dims)
 
