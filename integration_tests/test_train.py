@@ -18,7 +18,22 @@ from hp_platform.testing.backends import select
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.command import main
 
-SMALL = ["--dim", "32", "--layers", "2", "--heads", "2", "--hidden", "48", "--length", "32", "--batch", "12", "--save-every", "4"]
+SMALL = [
+    "--dim",
+    "32",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--hidden",
+    "48",
+    "--length",
+    "32",
+    "--batch",
+    "12",
+    "--save-every",
+    "4",
+]
 PLACE = {
     "torch": ["--platform", "torch", "--device", "cpu"],
     "cuda": ["--platform", "torch", "--device", "cuda"],
@@ -163,6 +178,10 @@ BAD = {
     "unknown dtype": (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
     "no steps": (["--steps", "0"], "--steps must be at least 1, got 0"),
     "no processes": (["--nproc", "0"], "--nproc must be at least 1, got 0"),
+    "far too many processes": (
+        ["--nproc", "1000", "--batch", "1000"],
+        "--nproc 1000: this machine has room for",
+    ),
     "negative seed": (["--seed", "-1"], "--seed must be 0 or more, got -1"),
     "absurd rate": (["--lr", "2"], "--lr must lie between 0 and 1, got 2.0"),
     "batch that does not divide": (

@@ -23,6 +23,8 @@ EXIT_USAGE = 2
 EXIT_FAILED = 1
 CPU_PROCESSES = 4
 MOST_PROCESSES = 4
+PROCESSES_PER_CORE = 8
+"""More would only take turns, and each needs some hundred MiB for the framework."""
 
 
 def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
@@ -64,8 +66,11 @@ def _resolve(arguments: argparse.Namespace) -> Options:
     else:
         nproc = CPU_PROCESSES if handle.name == "cpu" else min(handle.count(), MOST_PROCESSES)
     options = options_of(arguments, device=handle.name, nproc=nproc)
-    if handle.name != "cpu" and nproc > handle.count():
-        raise UsageError(f"--nproc {nproc}: this machine has {handle.count()} {handle.name} device(s)")
+    most = handle.count() if handle.name != "cpu" else PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if environment is None and nproc > most:
+        raise UsageError(
+            f"--nproc {nproc}: this machine has room for {most} processes on {handle.name}; give at most {most}"
+        )
     needs = {"bfloat16": "bfloat16_compute", "float64": "reduce_float64"}.get(options.dtype)
     if needs and not platform.supports(needs, handle.name):
         raise UsageError(
