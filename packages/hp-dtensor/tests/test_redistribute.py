@@ -79,7 +79,7 @@ def _check_pair(world: World, mesh: DeviceMesh, shape: tuple[int, ...], source: 
         assert_parity(gradient.full_tensor(), seed, exact=True, name=f"gradient, {name}")
 
 
-@distributed(world_size=(2, 4))
+@distributed(world_size=(2, 4), timeout=180)
 def test_every_pair_on_a_line_of_ranks(world: World) -> None:
     mesh = _mesh(world, (world.size,))
     for shape in SHAPES:
