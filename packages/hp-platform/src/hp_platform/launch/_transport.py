@@ -40,7 +40,7 @@ def _pickle(value: Any) -> bytes:
     # cloudpickle forgets which file a function comes from; tracebacks shall show its lines.
     with_filename = {CodeType: functools.partial(_reduce_code, reduce_code)}
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.Pickler):
         dispatch_table: ClassVar[Any] = ChainMap(with_filename, cloudpickle.Pickler.dispatch_table)
 
     buffer = io.BytesIO()

@@ -59,7 +59,9 @@ class TensorOps(Protocol):
         """``full(shape, 0)``."""
         ...
 
-    def arange(self, start: int, stop: int, dtype: DType | None = None, device: str | None = None) -> AnyTensor:
+    def arange(
+        self, start: int, stop: int, dtype: DType | None = None, device: str | None = None
+    ) -> AnyTensor:
         """``start, start + 1, ... stop - 1``; the default dtype is int64."""
         ...
 
