@@ -133,10 +133,10 @@ def _ignored(platform: Platform, given: Iterable[Any] | None) -> set[int]:
 
 def _mesh(platform: Platform, module: Any, mesh: Any) -> DeviceMesh:
     if mesh is None:
-        world = process_groups.ensure_initialized()
         first = next((p for _, p in platform.named_parameters(module)), None)
-        kind = None if first is None else platform.device_of(first).partition(":")[0]
-        return init_device_mesh(kind if kind != "meta" else None, (world.size,))
+        found = None if first is None else platform.device_of(first).partition(":")[0]
+        kind = None if found == "meta" else found
+        return init_device_mesh(kind, (process_groups.ensure_initialized(kind).size,))
     if not isinstance(mesh, DeviceMesh):
         raise ValueError(
             f"mesh must be a hp_platform.DeviceMesh or None, got {type(mesh).__name__}: make one with "
