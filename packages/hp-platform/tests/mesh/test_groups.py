@@ -75,10 +75,18 @@ def test_a_group_that_was_destroyed_is_made_anew(
 def test_asking_for_a_group_makes_the_world(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(process_groups, "init_process_group", lambda: join(1, 2))
+    asked: list[Any] = []
+
+    def init_process_group(*, device_id: Any) -> None:
+        asked.append(device_id)
+        join(1, 2)
+
+    monkeypatch.setattr(process_groups, "init_process_group", init_process_group)
     mesh = init_device_mesh("cpu", (2,), ("dp",))
     assert _process.state.world is None
     assert mesh.get_group() is process_groups.get_world()
+    # The kind without an index: which one of the host's devices is the launcher's to say.
+    assert asked == ["cpu"]
     # From now on the mesh hangs on the world.
     assert init_device_mesh("cpu", (2,), ("dp",)) is mesh
 
