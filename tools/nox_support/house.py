@@ -5,6 +5,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 BACKENDS = ("torch", "npu", "mindspore")
+FIRST_BACKEND = BACKENDS[0]
+"""The one whose sessions also run the tests marked `once`."""
 
 # In the order of the arrows: a package stands after all that it depends on (pip needs it so, see environments.py).
 # A package without code has one test, which needs no framework; it runs once, in the environment of torch.

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hp_platform.philox import MASK, block_range, philox_4x32_10, words_of_blocks
 from hp_platform.uniform import _FORMATS, _largest_below
 
+pytestmark = pytest.mark.once
+
 # Source: kat_vectors of Random123.
 KNOWN = [
     ((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

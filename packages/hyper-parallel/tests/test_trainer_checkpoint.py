@@ -13,6 +13,8 @@ from hp_dtensor.chunk import chunk_offset, chunk_size
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.errors import UsageError
 
+pytestmark = pytest.mark.once
+
 SHAPES = {"seven": (7, 2), "one": (1, 3), "vector": (5,)}
 IDENTITY = {"size": {"dim": 4}, "dtype": "float32"}
 
@@ -92,3 +94,29 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "step-000003" / "index.json").write_text("{")
     with pytest.raises(UsageError, match="is damaged"):
         checkpoint.find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("newest", b""),
+        ("newest", b"step-000009\n"),
+        ("newest", b"\xff\xfe"),
+        ("step-000003/index.json", b"[]"),
+        ("step-000003/index.json", b"\xff"),
+        ("step-000003/index.json", b'{"step": "3", "nproc": 2, "identity": {}, "shapes": {}}'),
+        ("step-000003/index.json", b'{"step": 3, "nproc": "2", "identity": {}, "shapes": {}}'),
+        ("step-000003/index.json", b'{"step": 3, "nproc": 2, "identity": {}, "shapes": {"absent": [3]}}'),
+        ("step-000003/index.json", b'{"step": 3, "nproc": 2, "identity": {}, "shapes": {"seven": [9, 2]}}'),
+        ("step-000003/shard-00001-of-00002.safetensors", b""),
+        ("step-000003/shard-00001-of-00002.safetensors", b"\0" * 100),
+        ("step-000003/shard-00001-of-00002.safetensors", None),  # cut short
+    ],
+)
+def test_damage_is_found_before_a_process_starts(tmp_path: Path, file: str, content: bytes | None) -> None:
+    save(tmp_path, 2)
+    broken = tmp_path / file
+    broken.write_bytes(broken.read_bytes()[:-4] if content is None else content)
+    with pytest.raises(UsageError, match="--resume: .* is damaged .*; write the name of an earlier") as told:
+        checkpoint.find(tmp_path)
+    assert "\n" not in str(told.value)

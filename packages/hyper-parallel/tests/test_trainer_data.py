@@ -10,6 +10,8 @@ import pytest
 from hyper_parallel.trainer.data import batch, load_corpus, validation_batch
 from hyper_parallel.trainer.errors import UsageError
 
+pytestmark = pytest.mark.once
+
 
 def test_the_default_text_is_cpythons_documentation() -> None:
     corpus = load_corpus(None, 128)
@@ -53,6 +55,16 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path, content: bytes | 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the folder holds no file"):
         load_corpus(str(tmp_path), 16)
+
+
+def test_what_never_ends_is_refused() -> None:
+    with pytest.raises(UsageError, match="--data /dev/zero: neither a file nor a folder"):
+        load_corpus("/dev/zero", 16)
+
+
+def test_a_name_that_the_system_refuses_is_told() -> None:
+    with pytest.raises(UsageError, match="File name too long"):
+        load_corpus("x" * 300, 16)
 
 
 def test_targets_are_the_next_bytes_and_batches_depend_on_seed_and_step_alone() -> None:

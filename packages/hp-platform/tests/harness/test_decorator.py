@@ -10,6 +10,8 @@ from hp_platform.testing import distributed
 from hp_platform.testing.backends import Selection
 from hp_platform.testing.decorator import cases, tag_of
 
+pytestmark = pytest.mark.once
+
 
 def ids(selection: Selection, *args, **kwargs) -> list[str]:
     def function() -> None: ...

@@ -6,6 +6,8 @@ import pytest
 
 from hp_platform.launch import LaunchEnvironment, environment
 
+pytestmark = pytest.mark.once
+
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",

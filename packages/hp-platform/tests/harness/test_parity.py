@@ -9,6 +9,8 @@ import pytest
 
 from hp_platform.testing import assert_parity
 
+pytestmark = pytest.mark.once
+
 A = np.array([[1.0, 2.0], [3.0, 4.0]])
 
 

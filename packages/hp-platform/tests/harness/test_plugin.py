@@ -17,6 +17,8 @@ from hp_platform.testing import backends
 sys.path.insert(0, str(Path(__file__).parent))
 from processes import assert_gone
 
+pytestmark = pytest.mark.once
+
 pytest_plugins = ("pytester",)
 
 HEAD = """

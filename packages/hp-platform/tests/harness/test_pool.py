@@ -98,6 +98,7 @@ def call(function: object, backend: str) -> TestCall:
     )
 
 
+@pytest.mark.once
 def test_a_rank_that_started_more_is_found_after_the_test(short_pool: Pool, backend: str) -> None:
     short_pool.run(call(all_reduce_everywhere, backend), timeout=60)
     with pytest.raises(TestFailedError) as error:
@@ -115,6 +116,7 @@ def test_a_rank_that_started_more_is_found_after_the_test(short_pool: Pool, back
     assert_gone(short_pool.pids, 0)
 
 
+@pytest.mark.once
 def test_a_collective_below_the_recording_is_found_after_the_test(
     short_pool: Pool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def test_mismatched_collectives_end_with_both_names(short_pool: Pool, backend: s
         assert "all_reduce" in text
 
 
+@pytest.mark.once
 def test_at_most_so_many_pools_idle_and_the_longest_unused_goes_first() -> None:
     cache = PoolCache(max_idle=2)
     try:
@@ -209,6 +212,7 @@ def test_workers_join_a_world_and_count_collectives(world: World, factor: float)
     assert counted.nbytes() == (12 if world.size > 1 else 0)
 
 
+@pytest.mark.once
 @distributed(2)
 def test_counting_tells_what_was_expected_and_what_came(world: World) -> None:
     from hp_platform import collectives
@@ -236,6 +240,7 @@ def test_parity_compares_tensors_of_the_platform(world: World) -> None:
         assert_parity(x, platform.full((2, 2), 1.5, "float32", world.device), exact=True)
 
 
+@pytest.mark.once
 @distributed(2, init=False)
 def test_without_init_there_is_no_world(world: World) -> None:
     from hp_platform import process_groups

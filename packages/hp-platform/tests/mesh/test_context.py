@@ -8,6 +8,8 @@ import pytest
 
 from hp_platform.mesh import DeviceMesh, get_current_mesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def mesh() -> DeviceMesh:

@@ -12,6 +12,8 @@ import pytest
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh import DeviceMesh, get_current_mesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 VIRTUAL = "interleaved_parallel"
 
 

@@ -11,6 +11,8 @@ from hp_platform import _process, process_groups
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 Join = Callable[[int, int], ProcessGroup]
 
 

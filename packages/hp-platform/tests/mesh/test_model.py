@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 NAMES = ("pp", "dp", "cp", "tp")
 shapes = (
     st.lists(st.sampled_from([1, 2, 3, 4, 5]), min_size=1, max_size=4)

@@ -10,6 +10,8 @@ import pytest
 
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def mesh() -> DeviceMesh:

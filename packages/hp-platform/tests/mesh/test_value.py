@@ -12,6 +12,8 @@ from hp_platform import _process
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 
+pytestmark = pytest.mark.once
+
 Join = Callable[[int, int], ProcessGroup]
 
 
