@@ -203,6 +203,13 @@ BAD = {
     "verify of a part": (["--verify", "--resume"], "--verify compares whole runs; leave out --resume"),
     "out that is a file": (["--out", "{tmp}/short.txt"], "short.txt: cannot be made: File exists"),
     "device that is not there": (["--device", "cuda"], "cuda"),
+    "impossible width": (["--dim", "1000000000"], "these sizes need at least"),
+    "impossible batch": (["--batch", "1000000000"], "these sizes need at least"),
+    "impossible number": (["--layers", "9" * 30], "--layers must be at most 2147483647"),
+    "data that never ends": (["--data", "/dev/zero"], "--data /dev/zero: neither a file nor a folder"),
+    "no data name": (["--data", ""], "--data is empty: give a path, or leave it out"),
+    "no out name": (["--out", ""], "--out is empty: give a path, or leave it out"),
+    "out that holds a file for a folder": (["--out", "{tmp}/taken"], "taken/checkpoints: cannot be made"),
 }
 
 
@@ -214,6 +221,8 @@ def test_bad_input_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.C
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "binary").write_bytes(b"abc\0" * 100)
     (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "checkpoints").write_text("a file")
     given, message = BAD[name]
     arguments = [*SMALL, "--nproc", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main([*arguments, *(word.replace("{tmp}", str(tmp_path)) for word in given)]) == 2
@@ -234,6 +243,34 @@ def test_a_checkpoint_of_another_model_is_not_resumed(
     assert "has 1 steps already; ask for more with --steps" in capsys.readouterr().err
     assert main([*arguments, "--layers", "1"]) == 2
     assert "is of another model" in capsys.readouterr().err
+
+
+@ON_TORCH
+def test_the_platform_that_was_asked_for_runs_or_none(tmp_path: Path) -> None:
+    """Nothing that is imported before the options are read may decide the framework."""
+    script = (
+        "import sys; from hyper_parallel.trainer import command; "
+        "print(sorted({'torch', 'mindspore'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    unknown = {**os.environ, "HYPER_PARALLEL_PLATFORM": "jax"}
+    refused = subprocess.run(
+        command("--out", tmp_path), capture_output=True, text=True, timeout=60, env=unknown
+    )
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert "HYPER_PARALLEL_PLATFORM='jax' names no platform" in line
+
+
+@ON_TORCH
+def test_another_platform_than_the_process_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPER_PARALLEL_PLATFORM", "torch")
+    assert main(["--platform", "torch", "--steps", "0"]) == 2
+    assert main(["--platform", "mindspore", "--out", str(tmp_path)]) == 2
+    assert "--platform mindspore: this process uses torch already" in capsys.readouterr().err
 
 
 @ON_TORCH

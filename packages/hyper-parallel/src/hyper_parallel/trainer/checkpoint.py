@@ -89,25 +89,54 @@ def save(
 
 def find(root: Path) -> Saved:
     """The newest complete checkpoint. Raises :class:`UsageError` if there is none, or it is damaged."""
+    from safetensors import SafetensorError
+
     pointer = root / POINTER
-    if not pointer.exists():
-        raise UsageError(
-            f"--resume: there is no checkpoint in {root}; train without --resume first, or give another --out"
-        )
-    folder = root / pointer.read_text().strip()
+    where = pointer
     try:
-        index = json.loads((folder / INDEX).read_text())
-        saved = Saved(folder, index["step"], index["nproc"], index["identity"], index["shapes"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"--resume: {folder} is damaged ({type(error).__name__}: {error}); remove it and its pointer"
-        ) from None
-    for part in range(saved.nproc):
-        if not (folder / _part_name(part, saved.nproc)).exists():
+        if not pointer.exists():
             raise UsageError(
-                f"--resume: {folder} lacks {_part_name(part, saved.nproc)}: the checkpoint is incomplete"
+                f"--resume: there is no checkpoint in {root}; train without --resume first, or give another --out"
             )
+        where = root / (pointer.read_text().strip() or "(no name)")
+        saved = _read_index(where)
+        for part in range(saved.nproc):
+            where = saved.folder / _part_name(part, saved.nproc)
+            if not where.exists():
+                raise UsageError(f"--resume: {saved.folder} lacks {where.name}: the checkpoint is incomplete")
+            _check_part(saved, part)
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(
+            f"--resume: {where} is damaged ({reason}); write the name of an earlier step's folder into {pointer}, "
+            "or train without --resume"
+        ) from None
     return saved
+
+
+def _read_index(folder: Path) -> Saved:
+    index = json.loads((folder / INDEX).read_text())
+    saved = Saved(folder, index["step"], index["nproc"], dict(index["identity"]), dict(index["shapes"]))
+    if not (type(saved.step) is int and type(saved.nproc) is int and saved.step >= 0 and saved.nproc >= 1):
+        raise ValueError(f"step {saved.step!r} of {saved.nproc!r} processes")
+    return saved
+
+
+def _check_part(saved: Saved, part: int) -> None:
+    """Header and length of a part, and that it holds its rows of every parameter. Reads no tensor."""
+    from safetensors import safe_open
+
+    with safe_open(saved.folder / _part_name(part, saved.nproc), framework="numpy") as file:
+        found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 -- not a dictionary
+    if missing := saved.shapes.keys() - {key.rpartition("/")[2] for key in found}:
+        raise ValueError(f"{min(missing)} is missing")
+    for key, shape in found.items():
+        rows, *rest = saved.shapes[key.rpartition("/")[2]]
+        expected = (chunk_size(rows, saved.nproc, part), *rest)
+        if shape != expected:
+            raise ValueError(f"{key} is of shape {shape}, expected {expected}")
 
 
 def load_rows(saved: Saved, key: str, shape: tuple[int, ...], rank: int, nproc: int) -> np.ndarray:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import shutil
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hp_platform import get_platform, launch
 from hp_platform.platform import ENVIRONMENT_VARIABLE
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.data import load_corpus
 from hyper_parallel.trainer.errors import UsageError
-from hyper_parallel.trainer.loop import Summary, run
 from hyper_parallel.trainer.options import Options, options_of, parser
+from hyper_parallel.trainer.sizes import check_fits
 from hyper_parallel.trainer.verify import TOLERANCE, compare
+
+if TYPE_CHECKING:
+    from hyper_parallel.trainer.loop import Summary
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
@@ -25,6 +30,9 @@ CPU_PROCESSES = 4
 MOST_PROCESSES = 4
 PROCESSES_PER_CORE = 8
 """More would only take turns, and each needs some hundred MiB for the framework."""
+SHOW_CURSOR = "\x1b[?25h"
+SAYS_USAGE = f" failed with {UsageError.__name__}: "
+"""In a worker's summary."""
 
 
 def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
@@ -38,6 +46,9 @@ def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
     except KeyboardInterrupt:
         return _tell(prog, "interrupted", EXIT_FAILED, debug)
     except Exception as error:
+        _, says_usage, told = _first_line(error).partition(SAYS_USAGE)
+        if says_usage and isinstance(error, launch.WorkerError):  # found only where the devices are
+            return _tell(prog, told, EXIT_USAGE, debug)
         text = str(error) if debug else f"{_first_line(error)} (--debug shows the traceback)"
         return _tell(prog, text, EXIT_FAILED, debug)
 
@@ -45,6 +56,8 @@ def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
 def _train(arguments: argparse.Namespace) -> int:
     options = _resolve(arguments)
     summary = _start(options)
+    if not _is_first():
+        return 0
     print(f"results in {options.out}: loss.png, metrics.jsonl, model.safetensors, checkpoints/", flush=True)
     return _verify(options, summary) if arguments.verify else 0
 
@@ -56,9 +69,13 @@ def _resolve(arguments: argparse.Namespace) -> Options:
     try:
         platform = get_platform()
         handle = platform.device(arguments.device)
+        environment = launch.environment()
     except (RuntimeError, ValueError, ImportError) as error:
         raise UsageError(_first_line(error)) from error
-    environment = launch.environment()
+    if arguments.platform not in (None, platform.platform_type.value):
+        raise UsageError(
+            f"--platform {arguments.platform}: this process uses {platform.platform_type.value} already; start another"
+        )
     if environment is not None:
         nproc = environment.world_size  # started by torchrun or msrun: their number counts
     elif arguments.nproc is not None:
@@ -78,22 +95,30 @@ def _resolve(arguments: argparse.Namespace) -> Options:
         )
     if arguments.verify and options.resume:
         raise UsageError("--verify compares whole runs; leave out --resume")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("matplotlib, which draws loss.png, is missing: pip install 'hyper-parallel[train]'")
     load_corpus(options.data, options.size.length)
+    if handle.name == "cpu":
+        processes = nproc if environment is None else environment.local_world_size or nproc
+        check_fits(options, handle.memory_info()[1], processes=processes)
     _check_out(options)
     return options
 
 
 def _check_out(options: Options) -> None:
     out = Path(options.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot be made: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise UsageError(f"--out {out}: cannot be written to")
-    if not options.resume:
-        return
-    saved = checkpoint.find(out / "checkpoints")
+    if options.resume:
+        _check_resume(options, checkpoint.find(out / "checkpoints"))
+    for folder in (out, out / "checkpoints"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {folder}: cannot be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UsageError(f"--out {folder}: cannot be written to")
+
+
+def _check_resume(options: Options, saved: checkpoint.Saved) -> None:
     if saved.identity != options.identity():
         raise UsageError(
             f"--resume: {saved.folder} is of another model ({saved.identity}); give the same sizes and --dtype"
@@ -105,15 +130,24 @@ def _check_out(options: Options) -> None:
 
 
 def _start(options: Options) -> Summary:
+    # Importing this decides the framework (its classes inherit from the framework's), so it waits for --platform.
+    from hyper_parallel.trainer.loop import run
+
     if launch.environment() is not None:
         return run(options)
-    return launch.spawn(run, options.nproc, options.device, args=(options,))[0]
+    try:
+        return launch.spawn(run, options.nproc, options.device, args=(options,))[0]
+    except BaseException:
+        if sys.stdout.isatty():
+            print(
+                SHOW_CURSOR, flush=True
+            )  # rank 0 hid it for the bar, and was stopped before it showed it again
+        raise
 
 
 def _verify(options: Options, summary: Summary) -> int:
-    environment = launch.environment()
-    if environment is not None and environment.rank != 0:
-        return 0
+    from hyper_parallel.trainer.loop import run
+
     alone = dataclasses.replace(options, nproc=1, out=str(Path(options.out) / "one-process"))
     shutil.rmtree(alone.out, ignore_errors=True)
     Path(alone.out).mkdir(parents=True)
@@ -133,6 +167,12 @@ def _verify(options: Options, summary: Summary) -> int:
         return 0
     print(f"verify: {'equal' if found.within_tolerance() else 'NOT equal'} within {TOLERANCE:g}", flush=True)
     return 0 if found.within_tolerance() else EXIT_FAILED
+
+
+def _is_first() -> bool:
+    """Whether this process speaks: it is the only one, or rank 0 of those that torchrun or msrun started."""
+    environment = launch.environment()
+    return environment is None or environment.rank == 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -77,16 +77,18 @@ def _documentation() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    if not path.exists():
-        raise UsageError(f"--data {path}: no such file or folder")
-    files = (
-        sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        if path.is_dir()
-        else [path]
-    )
-    if not files:
-        raise UsageError(f"--data {path}: the folder holds no file")
     try:
+        if not path.exists():
+            raise UsageError(f"--data {path}: no such file or folder")
+        if not path.is_dir() and not path.is_file():  # a device or a pipe may never end
+            raise UsageError(f"--data {path}: neither a file nor a folder")
+        files = (
+            sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if path.is_dir()
+            else [path]
+        )
+        if not files:
+            raise UsageError(f"--data {path}: the folder holds no file")
         contents = [(file, file.read_bytes()) for file in files]
     except OSError as error:
         raise UsageError(f"--data {path}: cannot read {error.filename}: {error.strerror}") from None

@@ -32,3 +32,11 @@ def generate(
             cumulative = np.cumsum(scaled / scaled.sum())
             text.append(int(min(np.searchsorted(cumulative, words[i], side="right"), len(cumulative) - 1)))
     return bytes(text)
+
+
+def printable(text: bytes) -> str:
+    """``text`` for a terminal: what is no UTF-8, and what would steer the terminal, becomes U+FFFD."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for c in text.decode(errors="replace")
+    )

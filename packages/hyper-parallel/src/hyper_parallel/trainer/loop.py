@@ -13,10 +13,11 @@ from hp_fsdp import MixedPrecisionPolicy, StateDictOptions, fully_shard, get_mod
 from hp_platform import collectives, get_platform, init_device_mesh
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.data import Corpus, batch, load_corpus, validation_batch
-from hyper_parallel.trainer.generate import generate
+from hyper_parallel.trainer.generate import generate, printable
 from hyper_parallel.trainer.optimizer import AdamW, learning_rate
 from hyper_parallel.trainer.options import Options
 from hyper_parallel.trainer.report import BITS_PER_NAT, Report, draw_loss
+from hyper_parallel.trainer.sizes import check_fits
 
 GENERATED_BYTES = 200
 
@@ -40,6 +41,8 @@ def run(options: Options) -> Summary:
             device_id=None if options.device == "cpu" else platform.device(options.device).current()
         )
     world = hp_platform.get_world()
+    if options.device != "cpu":
+        check_fits(options, platform.device(options.device).memory_info()[1])
     job = _Job(options, load_corpus(options.data, options.size.length))
     root = Path(options.out)
     first_step = job.resume(root) if options.resume else 0
@@ -86,7 +89,7 @@ def run(options: Options) -> Summary:
             after=after,
             title=f"{job.num_parameters:,} parameters, {world.size} process(es)",
         )
-        print(f"generated: {text.decode(errors='replace')}", flush=True)
+        print(f"generated: {printable(text)}", flush=True)
     collectives.barrier()
     return Summary(losses, before, after, time.perf_counter() - started)
 

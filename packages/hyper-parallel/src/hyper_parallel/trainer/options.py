@@ -10,6 +10,7 @@ from hyper_parallel.trainer.errors import UsageError
 
 VOCABULARY = 256
 """Bytes."""
+LARGEST = 2**31 - 1
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -126,10 +127,15 @@ def options_of(arguments: argparse.Namespace, *, device: str, nproc: int) -> Opt
         value = nproc if name == "nproc" else getattr(arguments, name)
         if value < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if value > LARGEST:
+            raise UsageError(f"--{name.replace('_', '-')} must be at most {LARGEST}, got more")
     if arguments.seed < 0:
         raise UsageError(f"--seed must be 0 or more, got {arguments.seed}")
     if not 0 < arguments.lr < 1:
         raise UsageError(f"--lr must lie between 0 and 1, got {arguments.lr}")
+    for name in ("data", "out"):
+        if getattr(arguments, name) == "":
+            raise UsageError(f"--{name} is empty: give a path, or leave it out")
     if arguments.batch % nproc:
         raise UsageError(
             f"--batch {arguments.batch} does not divide over {nproc} processes: give a multiple of {nproc}, or another --nproc"

@@ -78,10 +78,20 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _metrics_up_to(step: int, file: Path) -> TextIO:
     """The file, open for the rows after ``step``: what a killed run wrote after its last checkpoint is done again."""
-    kept = [row for row in read_metrics(file.parent) if row["step"] <= step] if step and file.exists() else []
+    lines = file.read_text(errors="replace").splitlines() if step and file.exists() else []
+    kept = [row for row in map(_row, lines) if row is not None and row["step"] <= step]
     opened = file.open("w")
     opened.writelines(json.dumps(row) + "\n" for row in kept)
     return opened
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """None for what is no row: a killed run may leave half a line."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def draw_loss(folder: Path, *, first_step: int, before: float, after: float, title: str) -> None:
@@ -102,16 +112,20 @@ def draw_loss(folder: Path, *, first_step: int, before: float, after: float, tit
         color="tab:orange",
         label="validation, before and after this run",
     )
-    for x, y, place in ((first_step, before, (8, 4)), (steps[-1], after, (-6, -16))):
+    for x, y, place in ((first_step, before, (-8, -4)), (steps[-1], after, (-6, -16))):
         axes.annotate(
             f"{y:.2f}",
             (x, y),
             textcoords="offset points",
             xytext=place,
-            ha="left" if place[0] > 0 else "right",
+            ha="right",
         )
-    axes.set(xlabel="step", ylabel="bits per byte", title=title, ylim=(0, 1.1 * max([before, *bits])))
+    top = max(
+        (y for y in (before, *bits) if math.isfinite(y)), default=8.0
+    )  # a run that diverged has a curve too
+    axes.set(xlabel="step", ylabel="bits per byte", title=title, ylim=(0, 1.1 * top))
+    axes.margins(x=0.08)  # room for the first number, left of its point
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper right")
     figure.savefig(folder / "loss.png", dpi=120)
     plt.close(figure)
