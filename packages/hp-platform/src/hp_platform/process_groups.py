@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from hp_platform import _process, launch
+from hp_platform import _process
 from hp_platform.diagnosis import Publisher
 from hp_platform.group import DEFAULT_TIMEOUT, ProcessGroup, WorldTables
+from hp_platform.own_place import choose_device, find_place, has_index, kind_of
 from hp_platform.platform import get_platform
 
 
@@ -37,8 +38,8 @@ def init_process_group(
         world_size, rank: default: the variables of torchrun or msrun. Where there are none, the world is this one process,
             and nothing ever communicates.
         pg_options: handed to the backend.
-        device_id: the device of this process (``"cuda:1"``), which becomes the current one. None: the launcher's local
-            rank chooses, unless the program has chosen a device other than the first.
+        device_id: the device of this process (``"cuda:1"``), which becomes the current one. A kind alone (``"cuda"``), or
+            None: the launcher's local rank chooses, unless the program has chosen a device other than the first.
 
     If the user has initialised the framework's own default group, that one is adopted.
     RuntimeError if the world exists; ValueError if only one of rank and world_size is given, or they do not fit.
@@ -49,19 +50,17 @@ def init_process_group(
             f"the default process group exists already ({_process.state.world.describe()}): call destroy_process_group() first"
         )
     platform = get_platform()
-    timeout = timeout if timeout is not None else DEFAULT_TIMEOUT
-    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
-        raise ValueError(f"timeout must be a positive datetime.timedelta, got {timeout!r}")
+    timeout = _checked_timeout(timeout, DEFAULT_TIMEOUT)
     adopted = platform.adopt_world()
     if adopted is not None:
         native, name, found_store = adopted
         ranks = platform.native_ranks(native)
-        _install(ranks, platform.native_rank(native), name, timeout, native, found_store, _kind_of(device_id))
+        _install(ranks, platform.native_rank(native), name, timeout, native, found_store, kind_of(device_id))
         return
 
-    rank, world_size = _place(rank, world_size)
-    kind = _kind_of(device_id)
-    _choose_device(kind, device_id)
+    rank, world_size = find_place(rank, world_size)
+    kind = kind_of(device_id)
+    choose_device(kind, device_id)
     if world_size == 1:
         name = backend or platform.device(kind).comm_backend
         _install((0,), 0, name, timeout, None, None, kind)
@@ -74,7 +73,7 @@ def init_process_group(
         timeout=timeout,
         init_method=init_method,
         store=store,
-        device_id=device_id,
+        device_id=device_id if has_index(device_id) else None,
         options=pg_options,
     )
     _install(tuple(range(world_size)), rank, name, timeout, native, shared, kind)
@@ -90,9 +89,7 @@ def ensure_initialized(device_type: str | None = None) -> ProcessGroup:
     (what meshes and fully_shard do, so that a mesh of cpus never brings a world of accelerators).
     """
     if _process.state.world is None:
-        init_process_group(
-            device_id=None if device_type is None else get_platform().device(device_type).current()
-        )
+        init_process_group(device_id=device_type)
     return get_world()
 
 
@@ -101,6 +98,18 @@ def get_world() -> ProcessGroup:
     if _process.state.world is None:
         raise RuntimeError("there is no default process group: call hp_platform.init_process_group() first")
     return _process.state.world
+
+
+def resolve(group: ProcessGroup | None) -> ProcessGroup:
+    """The group itself, or the world. ValueError for another object, such as the framework's own handle."""
+    if group is None:
+        return get_world()
+    if not isinstance(group, ProcessGroup):
+        raise ValueError(
+            f"expected a hp_platform.ProcessGroup or None, got {type(group).__name__}; "
+            "register a group that the framework made with mark_created_groups"
+        )
+    return group
 
 
 def get_rank() -> int:
@@ -125,9 +134,11 @@ def group_of(ranks: Iterable[int], *, timeout: timedelta | None = None) -> Proce
 
     Made at the first request, by its members only: all of them must ask, in the same order relative to their other groups.
     ``timeout`` (default: the world's) counts only when the group is made. ValueError for ranks outside of the world or given
-    twice, RuntimeError if this process is not among them. Communication: the backend's set-up at the first request.
+    twice, RuntimeError if this process is not among them, :class:`hp_platform.CollectiveTimeoutError` if a member does not
+    ask in time. Communication: the backend's set-up at the first request.
     """
     world = get_world()
+    limit = _checked_timeout(timeout, world.timeout)
     given = [int(rank) for rank in ranks]
     wanted = tuple(sorted(given))
     if not wanted:
@@ -147,9 +158,9 @@ def group_of(ranks: Iterable[int], *, timeout: timedelta | None = None) -> Proce
         raise RuntimeError(
             f"rank {world.rank} is not in the group of ranks {list(wanted)}; only members may ask for a group"
         )
-    limit = timeout or world.timeout
-    native = None if len(wanted) == 1 else get_platform().new_group(wanted, limit)
-    group = ProcessGroup(wanted, wanted.index(world.rank), world.backend, limit, native)
+    group = ProcessGroup(wanted, wanted.index(world.rank), world.backend, limit, None)
+    if len(wanted) > 1:
+        group.native = _new_group(group)
     _enter(tables, group)
     return group
 
@@ -172,8 +183,8 @@ def split_group(
     ``pg_options`` and ``group_desc`` are accepted for torch's signature; a group's options are those of the world.
     ValueError for a missing or empty list, overlapping lists, or ranks outside of the parent.
     """
-    parent = parent_pg if parent_pg is not None else get_world()
-    if not split_ranks or any(len(part) == 0 for part in split_ranks):
+    parent = resolve(parent_pg)
+    if not split_ranks or not all(hasattr(part, "__len__") and len(part) for part in split_ranks):
         raise ValueError(
             f"split_ranks must be a list of non-empty lists of global ranks, got {split_ranks!r}"
         )
@@ -190,7 +201,8 @@ def split_group(
 def mark_created_groups(groups: Any) -> None:
     """Register groups that the user or the framework has made (one, or a list; the framework's handles or ours).
 
-    Later requests for the same ranks get them. Groups that do not hold this process are passed over. No communication.
+    Later requests for the same ranks get them. Groups that do not hold this process are passed over. ValueError for a group
+    whose ranks do not ascend: by rank, collectives would give its members' tensors in another order. No communication.
     """
     world = get_world()
     tables = world.tables
@@ -200,7 +212,11 @@ def mark_created_groups(groups: Any) -> None:
         if isinstance(given, ProcessGroup):
             _enter(tables, given)
             continue
-        ranks = tuple(sorted(platform.native_ranks(given)))
+        ranks = tuple(platform.native_ranks(given))
+        if world.rank in ranks and list(ranks) != sorted(ranks):
+            raise ValueError(
+                f"the group's ranks are {list(ranks)}, in this order; make it with ascending ranks, as group_of does"
+            )
         known = tables.groups.get(ranks)
         if world.rank in ranks and (known is None or known.native is not given):
             _enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, world.timeout, given))
@@ -212,9 +228,10 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     ValueError for a group that is not one of the present world.
     """
     world = get_world()
+    group = resolve(group)
     tables = world.tables
     assert tables is not None
-    if group is not None and group is not world:
+    if group is not world:
         if tables.groups.get(group.ranks) is not group:
             raise ValueError(f"the {group.describe()} does not belong to the present world")
         del tables.groups[group.ranks]
@@ -230,58 +247,41 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
     """Global ranks of the group (default: the world), ascending."""
-    return list((group or get_world()).ranks)
+    return list(resolve(group).ranks)
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
     """The communication backend's name."""
-    return (group or get_world()).backend
+    return resolve(group).backend
 
 
 def get_group_local_rank(group: ProcessGroup | None = None) -> int:
     """This process' rank within the group (default: the world)."""
-    return (group or get_world()).rank
+    return resolve(group).rank
 
 
-def _place(rank: int, world_size: int) -> tuple[int, int]:
-    if (rank < 0) != (world_size < 0):
-        raise ValueError(
-            f"give both rank and world_size, or neither: got rank={rank}, world_size={world_size}"
-        )
-    if rank < 0:
-        environment = launch.environment()
-        if environment is None:
-            return 0, 1
-        rank, world_size = environment.rank, environment.world_size
-    if not 0 <= rank < world_size:
-        raise ValueError(
-            f"rank must lie between 0 and world_size - 1: got rank={rank}, world_size={world_size}"
-        )
-    return rank, world_size
-
-
-def _kind_of(device_id: Any) -> str:
+def _new_group(group: ProcessGroup) -> Any:
     platform = get_platform()
-    return (
-        platform.device().name
-        if device_id is None
-        else platform.device(str(device_id).partition(":")[0]).name
-    )
+    try:
+        return platform.new_group(group.ranks, group.timeout)
+    except Exception as error:
+        if not platform.is_timeout(error):
+            raise
+        from hp_platform.collectives import CollectiveTimeoutError
+
+        raise CollectiveTimeoutError(
+            f"rank {group.global_rank} asked for the {group.describe()}, and not every other one of them did "
+            f"within {group.timeout.total_seconds():g} s, or one is gone: all members must ask for it, in the same order "
+            f"relative to their other groups ({error})"
+        ) from error
 
 
-def _choose_device(kind: str, device_id: Any) -> None:
-    handle = get_platform().device(kind)
-    if device_id is not None:
-        handle.set_current(_index(device_id))
-        return
-    environment = launch.environment()
-    if environment is not None and handle.count() > 1 and _index(handle.current()) == 0:
-        handle.set_current(environment.local_rank % handle.count())
-
-
-def _index(device: Any) -> int:
-    _, _, index = str(device).partition(":")
-    return int(index or 0)
+def _checked_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
+    if timeout is None:
+        return default
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise ValueError(f"timeout must be a positive datetime.timedelta, got {timeout!r}")
+    return timeout
 
 
 def _install(

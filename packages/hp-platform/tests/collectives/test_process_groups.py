@@ -73,6 +73,29 @@ def test_groups_that_the_framework_made_are_adopted(world: World) -> None:
     assert _sum_of_ranks(world, marked) == 1.0
 
 
+@distributed(world_size=2)
+def test_a_group_whose_ranks_do_not_ascend_is_not_adopted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(world.platform), "native_ranks", lambda platform, group: (1, 0))
+    with pytest.raises(
+        ValueError, match=r"the group's ranks are \[1, 0\], in this order; make it with ascending ranks"
+    ):
+        hp_platform.mark_created_groups([object()])
+    assert hp_platform.group_of([0, 1]) is world.group
+
+
+@distributed(world_size=2, init=False, isolated=True)
+def test_a_mesh_that_makes_the_world_leaves_every_rank_its_own_device(world: World) -> None:
+    handle = world.platform.device(world.device_type)
+    handle.set_current(0)  # as in a program that has chosen none
+    hp_platform.init_device_mesh(world.device_type, (2,)).get_group()
+    expected = f"{world.device_type}:{world.rank}" if handle.count() > 1 else handle.current()
+    assert handle.current() == expected
+    x = world.platform.full((1,), 1.0, device=handle.current())
+    assert float(world.platform.to_numpy(collectives.all_reduce(x))[0]) == 2.0
+
+
 @distributed(world_size=2, isolated=True)
 def test_a_group_is_gone_after_destroy_and_made_anew_when_asked_for(world: World) -> None:
     # A group of the same ranks as the world, but another one: as a user would make it.

@@ -67,3 +67,17 @@ def test_a_rank_whose_heart_stops_is_named(world: World) -> None:
         CollectiveTimeoutError, match=r"rank 2 no longer answers \(its process is gone or stopped\)"
     ):
         collectives.barrier()
+
+
+@distributed(world_size=3, min_world_size=3, init=False, backends="torch")
+def test_a_group_for_which_not_all_members_ask_is_named(world: World) -> None:
+    _join(world)
+    if world.rank != 1:
+        time.sleep(SECONDS + 3)
+        return
+    with pytest.raises(
+        CollectiveTimeoutError,
+        match=r"rank 1 asked for the group of 2 \(ranks 1, 2\), and not every other one of them did within 3 s",
+    ):
+        hp_platform.group_of([1, 2])
+    assert (1, 2) not in hp_platform.get_world().tables.groups  # type: ignore[union-attr]

@@ -49,6 +49,23 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         ValueError,
         "needs one block per rank: got 1 for the group of 2",
     ),
+    "blocks of two dtypes": (
+        lambda w, x: collectives.reduce_scatter_uneven([x, w.platform.cast(x, "int32")]),
+        ValueError,
+        r"xs\[1\] is \(3, 2\) int32, xs\[0\] is \(3, 2\) float32: blocks may differ in the size of dim 0 only",
+    ),
+    "blocks of two widths": (
+        lambda w, x: collectives.reduce_scatter_uneven([x, x[:, :1]]),
+        ValueError,
+        r"xs\[1\] is \(3, 1\) float32, xs\[0\] is \(3, 2\) float32",
+    ),
+    "out of another shape, alone": (
+        lambda w, x: collectives.all_reduce(
+            x, hp_platform.group_of([w.rank]), out=w.platform.zeros((4, 3, 2), device=w.device)
+        ),
+        ValueError,
+        r"out has shape \(4, 3, 2\), expected \(3, 2\)",
+    ),
     "too few sizes": (
         lambda w, x: collectives.all_gather_uneven(x, [3]),
         ValueError,
@@ -101,6 +118,21 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         ValueError,
         "sends itself 1 rows and expects 0: must be equal",
     ),
+    "all_to_all of negative sizes": (
+        lambda w, x: collectives.all_to_all(x, in_sizes=[-1, 4], out_sizes=[-1, 4]),
+        ValueError,
+        r"sizes are numbers of rows, 0 or more; got in_sizes \[-1, 4\]",
+    ),
+    "all_to_all of a number": (
+        lambda w, x: collectives.all_to_all(x[0, 0], in_sizes=[0, 0], out_sizes=[0, 0]),
+        ValueError,
+        "sends rows along dim 0; got a 0-d tensor",
+    ),
+    "all_gather_uneven of a negative size": (
+        lambda w, x: collectives.all_gather_uneven(x, [-1, 3] if w.rank else [3, -1]),
+        ValueError,
+        "sizes are numbers of rows, 0 or more; got",
+    ),
     "send to itself": (lambda w, x: collectives.send(x, w.rank), ValueError, r"dst \d is this rank itself"),
     "receive from itself": (
         lambda w, x: collectives.recv(x, w.rank),
@@ -126,6 +158,26 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         lambda w, x: collectives.scatter_object([1], w.rank),
         ValueError,
         "the source of a scatter gives one object per rank: got 1 objects",
+    ),
+    "ranks of a framework's handle": (
+        lambda w, x: hp_platform.get_process_group_ranks(w.group.native),  # type: ignore[union-attr]
+        ValueError,
+        "expected a hp_platform.ProcessGroup or None, got .*mark_created_groups",
+    ),
+    "destroying a name": (
+        lambda w, x: hp_platform.destroy_process_group("dp"),  # type: ignore[arg-type]
+        ValueError,
+        "expected a hp_platform.ProcessGroup or None, got str",
+    ),
+    "split into numbers": (
+        lambda w, x: hp_platform.split_group(split_ranks=[0, 1]),  # type: ignore[list-item]
+        ValueError,
+        r"split_ranks must be a list of non-empty lists of global ranks, got \[0, 1\]",
+    ),
+    "time-out of a group in seconds": (
+        lambda w, x: hp_platform.group_of([w.rank], timeout=5),  # type: ignore[arg-type]
+        ValueError,
+        "timeout must be a positive datetime.timedelta, got 5",
     ),
     "second world": (
         lambda w, x: hp_platform.init_process_group(),
@@ -194,12 +246,23 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
 def test_wrong_calls_are_refused_with_what_to_change(world: World, name: str) -> None:
     call, kind, message = WRONG[name]
     x = world.platform.zeros((3, 2), device=world.device)
-    if name == "scatter of unlike tensors" and not world.platform.supports(
-        "float64_compute", world.device_type
-    ):
-        assert world.device_type != "cpu"
     with pytest.raises(kind, match=message):
         call(world, x)
+
+
+@distributed(world_size=2)
+def test_a_tensor_without_memory_is_refused_before_anything_starts(world: World) -> None:
+    platform = world.platform
+    if not platform.supports("meta_tensors", world.device_type):
+        return
+    x = platform.empty((3, 2), "float32", "meta")
+    with hp_platform.record_collectives() as record:
+        for call in (collectives.all_reduce, collectives.all_gather):
+            with pytest.raises(
+                ValueError, match=r"a meta tensor of shape \(3, 2\) has no data to communicate"
+            ):
+                call(x)
+    assert record.counts() == {}
 
 
 BEFORE_THE_WORLD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from hp_platform import diagnosis, recording
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform, get_platform
+from hp_platform.process_groups import resolve as resolve
 from hp_platform.protocols.comm import NativeWork
 from hp_platform.protocols.tensor import Tensor
 
@@ -116,22 +117,12 @@ def _told(error: Exception, group: ProcessGroup, describe: Callable[[], str]) ->
     )
 
 
-def resolve(group: ProcessGroup | None) -> ProcessGroup:
-    """The group itself, or the world."""
-    if group is not None:
-        if not isinstance(group, ProcessGroup):
-            raise ValueError(
-                f"expected a hp_platform.ProcessGroup or None, got {type(group).__name__}; "
-                "register a group that the framework made with mark_created_groups"
-            )
-        return group
-    from hp_platform.process_groups import get_world
-
-    return get_world()
-
-
 def payload(platform: Platform, x: Tensor) -> Tensor:
-    """``x`` as it can travel: outside of the graph, contiguous, bool as bytes."""
+    """``x`` as it can travel: outside of the graph, contiguous, bool as bytes. ValueError if it has no memory."""
+    if device_type(platform, x) == "meta":
+        raise ValueError(
+            f"a meta tensor of shape {tuple(x.shape)} has no data to communicate: put it on a device first"
+        )
     x = platform.contiguous(platform.detach(x))
     return platform.cast(x, "uint8") if is_bool(platform, x) else x
 
@@ -169,6 +160,20 @@ def output(
         return target, lambda: out
     buffer = platform.empty(shape, like.dtype, platform.device_of(like))
     return buffer, lambda: platform.copy_(out, buffer)
+
+
+def alone(
+    platform: Platform, x: Tensor, out: Tensor | None, group: ProcessGroup, async_op: bool
+) -> Tensor | Work[Tensor]:
+    """The result in a group of one rank: ``x`` itself, written to ``out`` if that is given."""
+    result = platform.detach(x)
+    if out is not None:
+        if tuple(out.shape) != tuple(x.shape):
+            raise ValueError(f"out has shape {tuple(out.shape)}, expected {tuple(x.shape)}")
+        if out is not x:
+            platform.copy_(out, result)
+        result = out
+    return finished(result, group) if async_op else result
 
 
 def check_member(group: ProcessGroup, rank: int, name: str) -> None:

@@ -27,11 +27,13 @@ from hp_platform.protocols.tensor import Tensor
 
 def all_gather_coalesced(xs: Sequence[Tensor], group: ProcessGroup | None = None) -> Work[list[Tensor]]:
     """:func:`all_gather` of each: ``xs[i]`` is ``(n_i, ...)``, equal on all ranks; ``wait()`` gives the ``(ranks * n_i, ...)``.
+    A 0-d tensor counts as ``(1,)``.
 
     Communication: one launch, the results' bytes; none in a group of one rank.
     """
     platform, group = get_platform(), resolve(group)
     kind = _one_kind(platform, xs, "all_gather_coalesced")
+    xs = [x if x.ndim else platform.reshape(x, (1,)) for x in xs]
     if group.size == 1 or not xs:
         return finished([platform.detach(x) for x in xs], group)
     data = [payload(platform, x) for x in xs]

@@ -16,7 +16,8 @@ gather                 scatter
 exchange               exchange in the other direction
 =====================  =========================================
 
-In a group of one rank each is the identity, without a node. How gradients of *sharded tensors* are counted (a replicated
+In a group of one rank nothing is communicated: each is the identity, scatter and gather (and all_gather of a 0-d tensor) a
+change of shape. How gradients of *sharded tensors* are counted (a replicated
 loss is one loss, not one per rank) is a convention above this one, and stands in hp-dtensor.
 """
 
@@ -42,8 +43,13 @@ def all_reduce(x: Tensor, group: ProcessGroup | None = None, op: str = "sum") ->
 
 
 def all_gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Differentiable all_gather: ``(n, ...)`` to ``(ranks * n, ...)``. Backward: one reduce-scatter of the result's bytes."""
+    """Differentiable all_gather: ``(n, ...)`` to ``(ranks * n, ...)``; a 0-d tensor counts as ``(1,)``.
+
+    Backward: one reduce-scatter of the result's bytes.
+    """
     group = resolve(group)
+    if x.ndim == 0:
+        x = get_platform().reshape(x, (1,))
     return x if group.size == 1 else _functions(get_platform()).AllGather.apply(x, group)
 
 
@@ -97,6 +103,8 @@ def scatter(x: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
     check_member(group, src, "src")
     if x.ndim == 0 or x.shape[0] != group.size:
         raise ValueError(f"scatter needs one row per rank, ({group.size}, ...); got shape {tuple(x.shape)}")
+    if group.size == 1:
+        return get_platform().reshape(x, tuple(x.shape[1:]))
     return _functions(get_platform()).Scatter.apply(x, src, group)
 
 
@@ -104,6 +112,8 @@ def gather(x: Tensor, dst: int, group: ProcessGroup | None = None) -> Tensor:
     """``(ranks, ...)`` of the ranks' ``x`` on global rank ``dst``, zeros elsewhere. Backward: one scatter from ``dst``."""
     group = resolve(group)
     check_member(group, dst, "dst")
+    if group.size == 1:
+        return get_platform().reshape(x, (1, *x.shape))
     return _functions(get_platform()).Gather.apply(x, dst, group)
 
 

@@ -72,6 +72,12 @@ def all_to_all(
         raise ValueError(
             f"in_sizes and out_sizes need {group.size} entries each; got {len(in_sizes)} and {len(out_sizes)}"
         )
+    if min(*in_sizes, *out_sizes) < 0:
+        raise ValueError(
+            f"sizes are numbers of rows, 0 or more; got in_sizes {list(in_sizes)} and out_sizes {list(out_sizes)}"
+        )
+    if x.ndim == 0:
+        raise ValueError("all_to_all sends rows along dim 0; got a 0-d tensor: reshape it to (1,)")
     if sum(in_sizes) != rows:
         raise ValueError(f"in_sizes {list(in_sizes)} add up to {sum(in_sizes)}, but x has {rows} rows")
     if in_sizes[group.rank] != out_sizes[group.rank]:

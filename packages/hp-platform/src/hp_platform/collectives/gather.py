@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 from hp_platform.collectives._launch import (
     Work,
+    alone,
     check_member,
     finished,
     is_bool,
@@ -46,7 +47,7 @@ def all_gather(
     if x.ndim == 0:
         x = platform.reshape(x, (1,))
     if group.size == 1:
-        return _alone(platform, x, out, group, async_op)
+        return alone(platform, x, out, group, async_op)
     data = payload(platform, x)
     buffer, done = output(platform, data, (group.size * x.shape[0], *x.shape[1:]), out)
     finish = _finisher(platform, x, done, out)
@@ -81,6 +82,8 @@ def all_gather_uneven(
     platform, group = get_platform(), resolve(group)
     if len(sizes) != group.size:
         raise ValueError(f"sizes needs one entry per rank: got {len(sizes)} for the {group.describe()}")
+    if min(sizes) < 0:
+        raise ValueError(f"sizes are numbers of rows, 0 or more; got {list(sizes)}")
     if x.ndim == 0 or x.shape[0] != sizes[group.rank]:
         raise ValueError(
             f"this is rank {group.rank} of the group, whose size is {sizes[group.rank]}; got shape {tuple(x.shape)}"
@@ -140,7 +143,7 @@ def broadcast(
     platform, group = get_platform(), resolve(group)
     check_member(group, src, "src")
     if group.size == 1:
-        return _alone(platform, x, out, group, async_op)
+        return alone(platform, x, out, group, async_op)
     data = payload(platform, x)
     if out is None and platform.data_ptr(data) != platform.data_ptr(x):
         buffer, done = data, lambda: data  # contiguous() or the bool cast has made a copy of our own
@@ -264,15 +267,6 @@ def gather(
         finish,
         async_op,
     )
-
-
-def _alone(
-    platform: Platform, x: Tensor, out: Tensor | None, group: ProcessGroup, async_op: bool
-) -> Tensor | Work[Tensor]:
-    result = platform.detach(x) if out is None else out
-    if out is not None and out is not x:
-        platform.copy_(out, platform.detach(x))
-    return finished(result, group) if async_op else result
 
 
 def _finisher(

@@ -11,6 +11,7 @@ from typing import Literal, overload
 
 from hp_platform.collectives._launch import (
     Work,
+    alone,
     device_type,
     finished,
     is_bool,
@@ -80,7 +81,7 @@ def all_reduce(
     platform, group = get_platform(), resolve(group)
     op = _checked_op(platform, op, x)
     if group.size == 1:
-        return _alone(platform, x, out, group, async_op)
+        return alone(platform, x, out, group, async_op)
     data = payload(platform, x)
     if out is None:
         # The payload is already our own copy where contiguous() or the bool cast had to make one.
@@ -149,7 +150,7 @@ def reduce_scatter(
             "pad it, or use reduce_scatter_uneven"
         )
     if group.size == 1:
-        return _alone(platform, x, out, group, async_op)
+        return alone(platform, x, out, group, async_op)
     data = payload(platform, x)
     native, divisor = _native_op(platform, op, data, group)
     buffer, done = output(platform, data, (x.shape[0] // group.size, *x.shape[1:]), out)
@@ -187,17 +188,24 @@ def reduce_scatter_uneven(
 ) -> Tensor | Work[Tensor]:
     """The reduction over ranks of their ``xs[this rank]``; the blocks may differ in dim 0 and be empty.
 
-    ``xs`` holds one block per rank; block r has the same shape on all ranks. Communication: one reduce-scatter of all blocks' bytes.
+    ``xs`` holds one block per rank; block r has the same shape on all ranks. ValueError if the blocks differ in dtype or in
+    another dim than the first. Communication: one reduce-scatter of all blocks' bytes.
     """
     platform, group = get_platform(), resolve(group)
     if len(xs) != group.size:
         raise ValueError(
             f"reduce_scatter_uneven needs one block per rank: got {len(xs)} for the {group.describe()}"
         )
+    for i, x in enumerate(xs):
+        if x.ndim == 0 or x.dtype != xs[0].dtype or tuple(x.shape[1:]) != tuple(xs[0].shape[1:]):
+            raise ValueError(
+                f"xs[{i}] is {tuple(x.shape)} {platform.dtype_name(x.dtype)}, xs[0] is {tuple(xs[0].shape)} "
+                f"{platform.dtype_name(xs[0].dtype)}: blocks may differ in the size of dim 0 only"
+            )
     op = _checked_op(platform, op, xs[0])
     mine = xs[group.rank]
     if group.size == 1:
-        return _alone(platform, mine, None, group, async_op)
+        return alone(platform, mine, None, group, async_op)
     data = [payload(platform, x) for x in xs]
     native, divisor = _native_op(platform, op, data[0], group)
     buffer, done = output(platform, data[group.rank], tuple(mine.shape), None)
@@ -249,15 +257,6 @@ def _divide_(platform: Platform, x: Tensor, divisor: int) -> None:
         platform.mul_(x, 1.0 / divisor)
     else:
         platform.copy_(x, x / divisor)
-
-
-def _alone(
-    platform: Platform, x: Tensor, out: Tensor | None, group: ProcessGroup, async_op: bool
-) -> Tensor | Work[Tensor]:
-    result = platform.detach(x) if out is None else out
-    if out is not None and out is not x:
-        platform.copy_(out, platform.detach(x))
-    return finished(result, group) if async_op else result
 
 
 def _as_bool(platform: Platform, x: Tensor, result: Tensor, out: Tensor | None) -> Tensor:

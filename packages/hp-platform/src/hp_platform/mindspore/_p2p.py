@@ -15,7 +15,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import communication
+from mindspore import communication, mint
 
 from hp_platform.mindspore._recording import no_grad
 from hp_platform.mindspore._store import Store
@@ -39,7 +39,11 @@ class MindSporeP2POps:
         if x.size:
             key = self._message(group, communication.get_rank(), dst)
             with no_grad():
-                self._shared_store().set(key, carried(x).view(mindspore.uint8).asnumpy().tobytes())
+                row = carried(x)
+                if x.size == 1:
+                    # MindSpore crashes when it views one element that was 0-d as several bytes; a copy of it is sound.
+                    row = mint.cat([row, mint.empty((0,), dtype=row.dtype)])
+                self._shared_store().set(key, row.view(mindspore.uint8).asnumpy().tobytes())
         return started([], nothing, nothing, async_op=async_op)
 
     def recv_(self, x: Any, src: int, group: str, async_op: bool) -> Work | None:
