@@ -1,4 +1,4 @@
-"""What a framework or device may lack, by name. ``platform.supports(name)`` asks, ``platform.require(name)`` insists."""
+"""What a framework or device may lack, by name. ``platform.supports(name)`` asks, :func:`hp_platform.require` insists."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CAPABILITIES: Final[dict[str, str]] = {
     "streams": "work on side streams; without it streams and events do nothing",
     "memory_stats": "the allocator counts bytes; without it memory is the resident memory of the process",
     "version_counter": "in-place writes are counted; without it version() is 0",
-    "double_backward": "backward of a backward",
-    "storage_resize": "free a tensor's memory and get it back under the same tensor object",
-    "meta_tensors": "tensors with shape and dtype but no memory",
-    "async_collectives": "collectives that run while the host goes on",
+    "double_backward": "backward of a backward; without it give the second derivative as a formula of its own",
+    "storage_resize": "free a tensor's memory and get it back under the same tensor object; without it use set_data_",
+    "meta_tensors": "tensors with shape and dtype but no memory; without it make them on cpu",
+    "async_collectives": "collectives that run while the host goes on; without it each has ended when it returns",
     "reduce_float64": "all_reduce and reduce_scatter in float64; without it reduce in float32",
-    "function_dispatch": "operations on a tensor subclass are caught at function level",
+    "function_dispatch": "operations on a tensor subclass are caught at function level; without it call the functions of hp_dtensor",
 }
 """Every capability, with what it means and the way out where it is missing."""
 

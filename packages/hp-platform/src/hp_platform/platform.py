@@ -67,7 +67,7 @@ def get_platform() -> Platform:
 
     ``HYPER_PARALLEL_PLATFORM`` (``torch`` or ``mindspore``) decides if it is set; else the framework that the program has
     already imported; else the only one installed. Raises RuntimeError, saying what to install or set, where that does not
-    lead to exactly one framework, ValueError for an unknown name in the variable. No communication.
+    lead to exactly one framework that is there, ValueError for an unknown name in the variable. No communication.
     """
     if _process.state.platform is None:
         _process.state.platform = _load(_choose())
@@ -78,11 +78,17 @@ def _choose() -> PlatformType:
     named = os.environ.get(ENVIRONMENT_VARIABLE, "").strip().lower()
     if named:
         try:
-            return PlatformType(named)
+            wanted = PlatformType(named)
         except ValueError:
             raise ValueError(
                 f"{ENVIRONMENT_VARIABLE}={named!r} names no platform; set it to {' or '.join(p.value for p in PlatformType)}"
             ) from None
+        if named not in sys.modules and importlib.util.find_spec(named) is None:
+            raise RuntimeError(
+                f"{ENVIRONMENT_VARIABLE}={named}, but {named} is not installed: pip install 'hp-platform[{named}]', "
+                "or unset the variable"
+            )
+        return wanted
     imported = [p for p in PlatformType if p.value in sys.modules]
     installed = [p for p in PlatformType if importlib.util.find_spec(p.value) is not None]
     for found in (imported, installed):

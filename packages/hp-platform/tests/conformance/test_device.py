@@ -53,7 +53,8 @@ def test_a_device_that_this_machine_lacks_is_refused(platform):
 
 
 def test_every_capability_has_an_answer_and_a_misspelt_one_is_refused(platform, device, lacks):
-    for name in CAPABILITIES:
+    for name, meaning in CAPABILITIES.items():
+        assert "; without it " in meaning, f"{name} does not say the way out"
         assert lacks(name) is not platform.supports(name, device)
         assert isinstance(platform.supports(name), bool)
     with pytest.raises(ValueError, match="unknown capability 'steams'"):

@@ -34,6 +34,9 @@ def test_every_torch_dtype_with_a_name_is_known(platform: TorchPlatform) -> None
         assert platform.dtype_name(platform.dtype(name)) == name
     x = torch.tensor([1.5, -2.0]).to(torch.float8_e5m2)
     assert platform.to_numpy(x).tolist() == [1.5, -2.0]
+    scale = torch.tensor([0.5, 4.0]).to(torch.float8_e8m0fnu)
+    assert platform.dtype_name(scale.dtype) == "float8_e8m0fnu"
+    assert platform.to_numpy(scale).tolist() == [0.5, 4.0]
     assert platform.to_numpy(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
 
 

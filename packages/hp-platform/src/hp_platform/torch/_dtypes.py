@@ -29,6 +29,7 @@ _NAMES = (
         "float8_e4m3fnuz",
         "float8_e5m2",
         "float8_e5m2fnuz",
+        "float8_e8m0fnu",
     ),
 )
 
