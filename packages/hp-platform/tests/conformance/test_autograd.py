@@ -145,6 +145,27 @@ def test_a_gradient_is_put_in_place_and_cleared(platform, make, leaf, equal):
     equal(platform.get_grad(x), [1.0, 1.0])
 
 
+def test_the_same_gradient_is_the_same_object(platform, make, leaf, equal):
+    x, other = leaf([1.0, 2.0]), leaf([1.0, 2.0])
+    platform.backward([platform.sum(x * x + other)])
+    assert platform.get_grad(x) is platform.get_grad(x)
+    assert platform.get_grad(x) is not platform.get_grad(other)
+    first = platform.get_grad(x)
+    put = make([5.0, 6.0])
+    platform.set_grad(x, put)
+    assert platform.get_grad(x) is put
+    assert platform.get_grad(x) is not first
+    platform.backward([platform.sum(x)])
+    equal(platform.get_grad(x), [6.0, 7.0])
+    platform.set_grad(x, None)
+    assert platform.get_grad(x) is None
+    platform.backward([platform.sum(x)])
+    equal(platform.get_grad(x), [1.0, 1.0])
+    empty = leaf(np.zeros((0, 2), "float32"))
+    platform.backward([platform.sum(empty)])
+    assert platform.get_grad(empty) is platform.get_grad(empty)
+
+
 # --- hooks
 def test_a_tensor_hook_sees_and_replaces_the_complete_gradient(platform, leaf, equal):
     x, seen = leaf([1.0, 2.0]), []

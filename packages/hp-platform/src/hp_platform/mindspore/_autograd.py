@@ -40,6 +40,11 @@ class MindSporeAutogradOps:
     Function = Function
     saved_tensors_hooks = mindspore.saved_tensors_hooks
 
+    def __init__(self) -> None:
+        super().__init__()
+        # By the leaf's id (tensors compare by element), the object that stood for its gradient last, while somebody holds it.
+        self._grads: weakref.WeakValueDictionary[int, mindspore.Tensor] = weakref.WeakValueDictionary()
+
     def no_grad(self) -> GradMode:
         """Nothing inside is recorded."""
         return no_grad()
@@ -138,7 +143,13 @@ class MindSporeAutogradOps:
                 f"a tensor of shape {tuple(x.shape)} that an operation made keeps no gradient; "
                 "ask a leaf, or watch it with register_tensor_hook"
             )
-        return _private.get_grad(x)
+        # MindSpore makes another object each time. What is held keeps its memory, so no other gradient has its address.
+        found, known = _private.get_grad(x), self._grads.get(id(x))
+        if known is not None and found is not None and known.data_ptr() == found.data_ptr():
+            return known
+        if found is not None:
+            self._grads[id(x)] = found
+        return found
 
     def set_grad(self, x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
         """Put a leaf's gradient."""
@@ -147,6 +158,8 @@ class MindSporeAutogradOps:
                 f"a gradient of shape {tuple(grad.shape)} does not fit a leaf of shape {tuple(x.shape)}"
             )
         _private.set_grad(x, grad)
+        if grad is not None:
+            self._grads[id(x)] = grad
 
     def register_tensor_hook(
         self, x: mindspore.Tensor, hook: Callable[[mindspore.Tensor], mindspore.Tensor | None]

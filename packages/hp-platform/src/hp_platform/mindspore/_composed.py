@@ -8,9 +8,13 @@ from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
 from hp_platform.mindspore._dtypes import NAME_OF
+from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._matmul import matmul
 
+softmax = constant_if_empty(functional.softmax)
 
+
+@constant_if_empty
 def where(condition: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
     """Elementwise choice. Of bfloat16 in float32, which holds each of its values exactly."""
     if x.dtype == mindspore.bfloat16 and y.dtype == mindspore.bfloat16:
@@ -19,6 +23,7 @@ def where(condition: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor)
     return mint.where(condition, x, y)
 
 
+@constant_if_empty
 def embedding(ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tensor:
     """Rows of ``weight`` at ``ids``; the gradient of a row is the sum over its uses."""
     return ops.gather(weight, ids, 0)
@@ -49,9 +54,9 @@ def scaled_dot_product_attention(
     q: mindspore.Tensor, k: mindspore.Tensor, v: mindspore.Tensor, *, is_causal: bool = False
 ) -> mindspore.Tensor:
     """``softmax(q k^T / sqrt(head_dim)) v``; causal: query i sees keys 0 ... i."""
-    scale = mindspore.Tensor(np.array(q.shape[-1] ** -0.5, NAME_OF[q.dtype]))
+    scale = mindspore.Tensor(np.array(max(q.shape[-1], 1) ** -0.5, NAME_OF[q.dtype]))
     scores = matmul(q, mint.transpose(k, -2, -1)) * scale
     if is_causal:
         seen = mindspore.Tensor(np.tri(q.shape[-2], k.shape[-2], dtype=np.bool_))
         scores = mint.where(seen, scores, mindspore.Tensor(np.array(-np.inf, NAME_OF[q.dtype])))
-    return matmul(functional.softmax(scores, dim=-1), v)
+    return matmul(softmax(scores, dim=-1), v)

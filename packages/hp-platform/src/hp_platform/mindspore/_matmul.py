@@ -11,7 +11,10 @@ import math
 import mindspore
 from mindspore import mint
 
+from hp_platform.mindspore._empty import constant_if_empty
 
+
+@constant_if_empty
 def matmul(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
     """``x @ y`` as numpy has it: vectors, matrices, and batches of them that broadcast."""
     if x.ndim == 0 or y.ndim == 0:

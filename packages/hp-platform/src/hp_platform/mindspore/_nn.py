@@ -5,6 +5,7 @@ A parameter's own ``name`` does not matter here: names are those of the attribut
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -13,7 +14,8 @@ import mindspore
 from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
-from hp_platform.mindspore import _composed, _matmul, _private
+from hp_platform.mindspore import _composed, _empty, _matmul, _private
+from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._module import Module, ModuleList
 from hp_platform.mindspore._recording import ensure_recording
 from hp_platform.protocols.nn import HookHandle
@@ -162,10 +164,10 @@ class MindSporeNNOps:
         return module.register_backward_hook(hook)
 
     # --- functional
-    linear = _computing(functional.linear)
+    linear = _computing(_empty.linear)
     matmul = _computing(_matmul.matmul)
     silu = _computing(functional.silu)
-    relu = _computing(functional.relu)
+    relu = _computing(constant_if_empty(functional.relu))
     gelu = _computing(_composed.gelu)
     rsqrt = _computing(mint.rsqrt)
     sqrt = _computing(mint.sqrt)
@@ -173,7 +175,7 @@ class MindSporeNNOps:
     log = _computing(mint.log)
     cos = _computing(mint.cos)
     sin = _computing(mint.sin)
-    cross_entropy = _computing(_composed.cross_entropy)
+    cross_entropy = _computing(constant_if_empty(_composed.cross_entropy, math.nan))
     scaled_dot_product_attention = _computing(_composed.scaled_dot_product_attention)
 
     def embedding(self, ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tensor:
@@ -203,9 +205,9 @@ def _dims(x: mindspore.Tensor, dim: int | Sequence[int] | None) -> int | tuple[i
     return dim if isinstance(dim, int) else tuple(dim)
 
 
-_sum = _computing(mint.sum)
-_mean = _computing(mint.mean)
-_softmax = _computing(functional.softmax)
+_sum = _computing(constant_if_empty(mint.sum))
+_mean = _computing(constant_if_empty(mint.mean, math.nan))
+_softmax = _computing(_composed.softmax)
 _rows = _computing(lambda weight, ids: _composed.embedding(ids, weight))
 
 

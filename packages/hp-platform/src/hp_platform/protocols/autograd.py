@@ -65,7 +65,7 @@ class AutogradOps(Protocol):
         ...
 
     def get_grad(self, x: Tensor) -> Tensor | None:
-        """The gradient gathered on a leaf so far."""
+        """The gradient gathered on a leaf so far. While it is the same and somebody holds it, it is the same object."""
         ...
 
     def set_grad(self, x: Tensor, grad: Tensor | None) -> None:

@@ -3,6 +3,16 @@
 Arithmetic that makes new tensors needs no primitive: ``x + y``, ``x * 2``, ``x @ w``, ``x[...]`` (reading) mean the same
 on both frameworks. Writing does not: MindSpore on CPU ignores in-place arithmetic silently, so shared code writes only
 through the functions below whose names end in an underscore.
+
+Two more things that operators do otherwise on MindSpore:
+
+* A Python float in arithmetic is rounded to float32, also beside a float64 tensor: ``x * 0.1`` multiplies by 0.10000000149.
+  A constant that must be exact is a tensor, ``x * platform.full((), 0.1, "float64")``. Integers are exact.
+* Operands without elements. Functions of the platform give what numpy gives (a sum over nothing is 0, a mean of nothing NaN),
+  and zeros flow back to every operand. Of operators this holds only for arithmetic with a number or a tensor of the same
+  shape. So where an operand may be empty, write ``platform.matmul(x, y)`` for ``x @ y`` (which returns stale memory when it
+  contracts nothing) and :meth:`TensorOps.narrow` for a slice ``x[a:b]`` (whose backward raises), and stretch no operand
+  that has a gradient over an empty one (its gradient may be stale memory).
 """
 
 from __future__ import annotations
