@@ -9,9 +9,11 @@ another collective is out of step, whose heart does not beat is gone.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hp_platform.group import ProcessGroup
@@ -23,10 +25,22 @@ PERIOD_SECONDS = 0.5
 """How often a rank publishes; a missing rank is named this much later than the time-out, times three."""
 
 
+POINT_TO_POINT = frozenset({"send", "recv", "batch_send_recv"})
+"""Kinds that concern two ranks only, so that their number tells nothing about the others."""
+
+PATIENCE = 0.75
+"""Part of a group's time-out after which a rank that waits says for whom, on standard error: some backends (NCCL, HCCL) end
+the process at the time-out, and then nothing can be said any more."""
+
+
 def count_launch(group: ProcessGroup, kind: str) -> int:
-    """Count one launch of this rank on the group; returns its number, from 1."""
+    """Count one launch of this rank on the group; returns its number among its like, from 1."""
+    if kind in POINT_TO_POINT:
+        group.num_transfers = group.num_transfers + 1
+        return group.num_transfers
     group.num_launches = group.num_launches + 1
     group.last_kind = kind
+    group.last_time = time.monotonic()
     return group.num_launches
 
 
@@ -38,6 +52,7 @@ class Publisher:
         self._store = store
         self._rank = rank
         self._groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+        self._told: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()
         self._beat = 0
         self._lock = threading.Lock()  # publish() is also called by a thread that reports a time-out
         self._stopped = threading.Event()
@@ -53,7 +68,9 @@ class Publisher:
     def stop(self) -> None:
         """End the thread; the store may go away after that."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(
+            2 * PERIOD_SECONDS
+        )  # a daemon: a store that does not answer must not hold up the end
 
     def publish(self) -> None:
         """Tell the other ranks how far this one is."""
@@ -68,10 +85,33 @@ class Publisher:
         found = self._platform.store_get(self._store, f"hp/progress/{rank}")
         return None if found is None else json.loads(found)
 
+    def _tell_of_long_waits(self) -> None:
+        """Once per collective: if this rank has started nothing since, and another one has not come to it."""
+        now = time.monotonic()
+        for group in list(self._groups):
+            number, waited = group.num_launches, now - group.last_time
+            if (
+                not number
+                or waited < PATIENCE * group.timeout.total_seconds()
+                or self._told.get(group) == number
+            ):
+                continue
+            self._told[group] = number
+            missing = _missing(group, {rank: self.read(rank) for rank in group.ranks}, before=None)
+            if missing:
+                sys.stderr.write(
+                    f"rank {group.global_rank} has been waiting for {waited:.0f} s in {group.last_kind} number {number} on the "
+                    f"{group.describe()} (time-out {group.timeout.total_seconds():g} s):\n"
+                    + "\n".join(missing)
+                    + "\n"
+                )
+                sys.stderr.flush()
+
     def _run(self) -> None:
         try:
             while True:
                 self.publish()
+                self._tell_of_long_waits()
                 if self._stopped.wait(PERIOD_SECONDS):
                     return
         except Exception as error:
@@ -100,11 +140,23 @@ def who_is_missing(group: ProcessGroup) -> str:
         after = {rank: publisher.read(rank) for rank in group.ranks}
     except Exception as error:
         return f"the key-value store does not answer ({error}): most likely rank 0, which holds it, is gone"
+    return "\n".join(_missing(group, after, before)) or (
+        "every rank says that it has joined: the network or the device failed"
+    )
+
+
+def _missing(
+    group: ProcessGroup,
+    reports: Mapping[int, dict[str, Any] | None],
+    before: Mapping[int, dict[str, Any] | None] | None,
+) -> list[str]:
+    """A line for every other rank that has not come; ``before``: what they had reported some periods earlier, if known."""
     lines = [
-        _judge(group, rank, before[rank], after[rank]) for rank in group.ranks if rank != group.global_rank
+        _judge(group, rank, before[rank] if before is not None else None, reports[rank])
+        for rank in group.ranks
+        if rank != group.global_rank
     ]
-    told = [line for line in lines if line]
-    return "\n".join(told) or "every rank says that it has joined: the network or the device failed"
+    return [line for line in lines if line]
 
 
 def _judge(

@@ -32,6 +32,10 @@ class ProcessGroup:
     """How many collectives this process has started on the group: what ranks compare when one of them is missing."""
     last_kind: str = ""
     """The kind of the last one."""
+    last_time: float = 0.0
+    """When that was, by time.monotonic()."""
+    num_transfers: int = 0
+    """How many sends and receives this process has started; unlike collectives, other ranks have other numbers."""
     tables: WorldTables | None = field(default=None, repr=False)
     """Only on the world."""
 

@@ -41,7 +41,8 @@ def init_process_group(
         device_id: the device of this process (``"cuda:1"``), which becomes the current one. A kind alone (``"cuda"``), or
             None: the launcher's local rank chooses, unless the program has chosen a device other than the first.
 
-    If the user has initialised the framework's own default group, that one is adopted.
+    If the user has initialised the framework's own default group, that one is adopted with its backend and meeting place;
+    ``timeout`` is then what messages speak of, so give the one that it was made with.
     RuntimeError if the world exists; ValueError if only one of rank and world_size is given, or they do not fit.
     Communication: the rendezvous, by all ranks.
     """
@@ -54,8 +55,13 @@ def init_process_group(
     adopted = platform.adopt_world()
     if adopted is not None:
         native, name, found_store = adopted
-        ranks = platform.native_ranks(native)
-        _install(ranks, platform.native_rank(native), name, timeout, native, found_store, kind_of(device_id))
+        ranks, place = platform.native_ranks(native), platform.native_rank(native)
+        if (rank, world_size) not in ((-1, -1), (place, len(ranks))):
+            raise ValueError(
+                f"the framework's own default group is rank {place} of {len(ranks)}, and is adopted; got rank={rank}, "
+                f"world_size={world_size}: leave them out"
+            )
+        _install(ranks, place, name, timeout, native, found_store, kind_of(device_id))
         return
 
     rank, world_size = find_place(rank, world_size)

@@ -285,27 +285,31 @@ def test_all_to_all_takes_blocks_of_any_size(world: World, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@distributed(world_size=3)
+@distributed(world_size=WORLDS)
 def test_point_to_point_moves_tensors_around_a_ring(world: World, dtype: str) -> None:
-    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    for layout in (*LAYOUTS, "number"):
-        shape = () if layout == "number" else shape_of(layout, 2)
-        x = tensor(world, value(world.rank, shape, dtype), dtype, layout)
-        expected = value(before, shape, dtype)
-        for async_op in MOVES:
-            # Even ranks send first, so that a blocking send always has a receiver; with 3 ranks rank 2 waits for rank 0.
-            if (world.rank % 2 == 0 and world.rank != world.size - 1) or world.rank == 0:
-                work = collectives.send(x, after, async_op=async_op)
-                got = run(async_op, collectives.recv, x, before)
-            else:
-                got = run(async_op, collectives.recv, x, before)
-                work = collectives.send(x, after, async_op=async_op)
-            if work is not None:
-                work.wait()
+    for group in groups(world):
+        place, n = group.rank, group.size
+        if n == 1:
+            continue  # nobody to send to: refused, see the wrong calls
+        after, before = group.ranks[(place + 1) % n], group.ranks[(place - 1) % n]
+        for layout in (*LAYOUTS, "number"):
+            shape = () if layout == "number" else shape_of(layout, 2)
+            x = tensor(world, value(world.rank, shape, dtype), dtype, layout)
+            expected = value(before, shape, dtype)
+            for async_op in MOVES:
+                # Even ranks send first, so that a blocking send always has a receiver; of an odd number the last waits for the first.
+                if place == 0 or (place % 2 == 0 and place != n - 1):
+                    work = collectives.send(x, after, group, async_op=async_op)
+                    got = run(async_op, collectives.recv, x, before, group)
+                else:
+                    got = run(async_op, collectives.recv, x, before, group)
+                    work = collectives.send(x, after, group, async_op=async_op)
+                if work is not None:
+                    work.wait()
+                same(world, got, expected, dtype)
+            ops = [collectives.P2POp("send", x, after), collectives.P2POp("recv", x, before)]
+            (got,) = collectives.batch_send_recv(ops, group).wait()
             same(world, got, expected, dtype)
-        ops = [collectives.P2POp("send", x, after), collectives.P2POp("recv", x, before)]
-        (got,) = collectives.batch_send_recv(ops).wait()
-        same(world, got, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -398,13 +402,15 @@ def test_out_is_filled_and_returned(world: World) -> None:
 
 @distributed(world_size=(1, 3, 4))
 def test_objects_travel(world: World) -> None:
-    mine = {"rank": world.rank, "text": "x" * world.rank}
-    everyone = [{"rank": r, "text": "x" * r} for r in range(world.size)]
-    assert collectives.all_gather_object(mine) == everyone
-    last = world.size - 1
-    assert collectives.broadcast_object(mine if world.rank == last else None, last) == everyone[last]
-    assert collectives.gather_object(mine, 0) == (everyone if world.rank == 0 else None)
-    assert collectives.scatter_object(everyone if world.rank == 0 else None, 0) == mine
+    for group in groups(world):
+        mine = {"rank": world.rank, "text": "x" * world.rank}
+        everyone = [{"rank": r, "text": "x" * r} for r in group.ranks]
+        first, last = group.ranks[0], group.ranks[-1]
+        assert collectives.all_gather_object(mine, group) == everyone
+        assert collectives.broadcast_object(mine if world.rank == last else None, last, group) == everyone[-1]
+        assert collectives.gather_object(mine, first, group) == (everyone if world.rank == first else None)
+        sent = everyone if world.rank == first else None
+        assert collectives.scatter_object(sent, first, group) == mine
 
 
 @distributed(world_size=(1, 3, 4))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from hp_platform import _process, launch
+from hp_platform.diagnosis import POINT_TO_POINT
 from hp_platform.launch._spawn import use_device
 from hp_platform.launch._transport import loads
 from hp_platform.platform import get_platform
@@ -19,9 +20,6 @@ from hp_platform.testing._modules import resolve, test_module
 from hp_platform.testing.backends import PLAIN, known, prepare_worker
 from hp_platform.testing.strictness import Filters, strict
 from hp_platform.testing.world import World
-
-POINT_TO_POINT = ("send", "recv", "batch_send_recv")
-"""Kinds that ranks of a group need not start equally often."""
 
 
 @dataclass(frozen=True)

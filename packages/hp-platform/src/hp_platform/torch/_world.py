@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hp_platform import launch
 from hp_platform.torch.device import TorchDevice
 
 _LOST_PEER = re.compile(
@@ -79,13 +80,17 @@ class TorchWorldOps:
         """
         if world_size == 1:
             return dist.HashStore()  # nobody to meet: no port is needed
-        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-        if not host or not port:
+        place = launch.environment()
+        if place is None and not ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
             raise RuntimeError(
                 f"rank {rank} of {world_size} does not know where to meet the others: set MASTER_ADDR and MASTER_PORT "
-                "(torchrun and hp_platform.launch.spawn do), or pass init_method or store"
+                "(torchrun, msrun and hp_platform.launch.spawn do), or pass init_method or store"
             )
-        address = (host, int(port))
+        address = (
+            (place.master_addr, place.master_port)
+            if place is not None
+            else (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        )
         if address not in self._servers:
             self._servers[address] = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout)
         self._num_worlds[address] += 1
