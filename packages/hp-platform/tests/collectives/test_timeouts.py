@@ -13,7 +13,7 @@ import hp_platform
 from hp_platform import CollectiveTimeoutError, collectives, diagnosis
 from hp_platform.testing import World, distributed
 
-SECONDS = 3
+SECONDS = 2
 # On npu and cuda the backend's own watchdog ends the process at a time-out; it cannot be caught.
 CATCHABLE = ("torch", "mindspore")
 
@@ -23,22 +23,45 @@ def _join(world: World) -> None:
     collectives.all_reduce(world.platform.zeros((3,)))
 
 
+def _stay_away(world: World) -> None:
+    """Alive, and elsewhere, until another rank has seen enough."""
+    tables, deadline = hp_platform.get_world().tables, time.monotonic() + 30
+    assert tables is not None
+    while world.platform.store_get(tables.store, "seen") is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _seen(world: World) -> None:
+    tables = hp_platform.get_world().tables
+    assert tables is not None
+    world.platform.store_set(tables.store, "seen", b"yes")
+
+
 @distributed(world_size=2, init=False, backends=CATCHABLE)
-def test_a_rank_that_does_not_come_is_named(world: World) -> None:
+def test_a_rank_that_does_not_come_is_named_before_and_at_the_time_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     _join(world)
     if world.rank == 1:
-        time.sleep(SECONDS + 4)  # alive, and elsewhere
+        _stay_away(world)
+        assert said.getvalue() == ""
         return
     begun = time.monotonic()
     with pytest.raises(CollectiveTimeoutError) as caught:
         world.platform.to_numpy(collectives.all_gather(world.platform.zeros((4,)), async_op=True).wait())
     assert SECONDS - 1 < time.monotonic() - begun < SECONDS + 5
-    text = str(caught.value)
-    assert text.startswith(
-        "all_gather number 2 on the group of 2 (ranks 0, 1), 32 bytes was not joined by every rank within 3 s"
+    _seen(world)
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith(
+        "all_gather number 2 on the group of 2 (ranks 0, 1), 32 bytes was not joined by every rank within 2 s"
     )
-    assert "rank 1 has not come: the last it started on this group is all_reduce number 1" in text
-    assert "rank 0" not in text.splitlines()[1]
+    assert others == ["rank 1 has not come: the last it started on this group is all_reduce number 1"]
+    waiting, *named = said.getvalue().splitlines()
+    assert waiting.startswith("rank 0 has been waiting for ")
+    assert waiting.endswith("s in all_gather number 2 on the group of 2 (ranks 0, 1) (time-out 2 s):")
+    assert named == others
 
 
 @distributed(world_size=2, init=False, backends=CATCHABLE)
@@ -64,7 +87,7 @@ def test_a_rank_in_another_collective_is_named(world: World) -> None:
     assert b"yes" in answers, text
 
 
-@distributed(world_size=2, init=False)
+@distributed(world_size=2, init=False, backends=("cuda", "npu"))
 def test_a_rank_that_waits_says_for_whom_before_the_time_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,23 +129,25 @@ def test_a_rank_whose_heart_stops_is_named(world: World) -> None:
     _join(world)
     if world.rank == 2:
         hp_platform.get_world().tables.diagnosis.stop()  # type: ignore[union-attr]  # as a dead process: no more heartbeats
-        time.sleep(SECONDS + 4)
+        _stay_away(world)
         return
     with pytest.raises(
         CollectiveTimeoutError, match=r"rank 2 no longer answers \(its process is gone or stopped\)"
     ):
         collectives.barrier()
+    _seen(world)
 
 
 @distributed(world_size=3, min_world_size=3, init=False, backends="torch")
 def test_a_group_for_which_not_all_members_ask_is_named(world: World) -> None:
     _join(world)
     if world.rank != 1:
-        time.sleep(SECONDS + 3)
+        _stay_away(world)
         return
     with pytest.raises(
         CollectiveTimeoutError,
-        match=r"rank 1 asked for the group of 2 \(ranks 1, 2\), and not every other one of them did within 3 s",
+        match=r"rank 1 asked for the group of 2 \(ranks 1, 2\), and not every other one of them did within 2 s",
     ):
         hp_platform.group_of([1, 2])
+    _seen(world)
     assert (1, 2) not in hp_platform.get_world().tables.groups  # type: ignore[union-attr]

@@ -76,13 +76,19 @@ def save(
         }
         (partial / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         _flush(partial / INDEX)
-        if final.exists():
-            shutil.rmtree(final)
+        replaced = root / f"{final.name}.replaced"
+        shutil.rmtree(replaced, ignore_errors=True)
+        if (
+            final.exists()
+        ):  # an earlier run's: put aside in one step, so that no half of it is ever under its name
+            final.rename(replaced)
         partial.rename(final)
         pointer = root / f"{POINTER}.partial"
         pointer.write_text(final.name + "\n")
         _flush(pointer)
         pointer.replace(root / POINTER)
+        _flush(root)
+        shutil.rmtree(replaced, ignore_errors=True)
     barrier()
     return final
 
