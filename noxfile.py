@@ -47,7 +47,10 @@ def tests_tools(session: nox.Session) -> None:
 def tests_npu_emulator(session: nox.Session) -> None:
     """Tests of the emulated CANN under the real torch_npu."""
     environment = environments.ensure(session, "npu")
-    environments.run(session, environment, "-m", "pytest", "tools/npu_emulator/tests", *session.posargs)
+    spread = ("-n", "2", "--dist", "worksteal")
+    environments.run(
+        session, environment, "-m", "pytest", "tools/npu_emulator/tests", *spread, *session.posargs
+    )
 
 
 @nox.session
@@ -71,7 +74,12 @@ def _run_tests(session: nox.Session, backend: str, folder: str) -> None:
     # Required as well as selected: a backend that is missing fails the session instead of skipping its tests.
     backends = {"HP_TEST_BACKENDS": backend, "HP_REQUIRE_BACKENDS": backend}
     chosen = () if backend == house.FIRST_BACKEND else ("-m", "not once")
-    environments.run(session, environment, "-m", "pytest", folder, *chosen, *session.posargs, **backends)
+    # Two at a time: tests of several processes mostly wait for processes to start and for each other. Arguments after `--`
+    # come last, so `-- -n 0` turns it off (for --pdb).
+    spread = ("-n", "2", "--dist", house.SPREAD.get(folder, "loadfile"))
+    environments.run(
+        session, environment, "-m", "pytest", folder, *spread, *chosen, *session.posargs, **backends
+    )
 
 
 def _add_tests(package: str, backend: str) -> None:

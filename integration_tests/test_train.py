@@ -41,9 +41,6 @@ PLACE = {
     "mindspore": ["--platform", "mindspore", "--device", "cpu"],
 }
 BACKENDS = select(os.environ).running
-ON_TORCH = pytest.mark.skipif(
-    "torch" not in BACKENDS, reason="what does not depend on the backend is tested on torch"
-)
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -118,7 +115,7 @@ def test_in_float64_it_equals_one_process(backend: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(losses, others, rtol=0, atol=1e-10)
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(tmp_path: Path) -> None:
     base = [*PLACE["torch"], *SMALL, "--dtype", "float64"]
     train(*base, "--nproc", "2", "--steps", "8", "--out", tmp_path / "whole")
@@ -134,7 +131,7 @@ def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(tmp_
         np.testing.assert_allclose(x, whole[name], rtol=0, atol=1e-10, err_msg=name)
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_a_killed_worker_ends_the_job_in_a_line_and_the_checkpoint_before_stays_whole(tmp_path: Path) -> None:
     job = subprocess.Popen(
         command(*PLACE["torch"], *SMALL, "--nproc", "2", "--steps", "100000", "--out", tmp_path),
@@ -213,7 +210,7 @@ BAD = {
 }
 
 
-@ON_TORCH
+@pytest.mark.once
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "device that is not there" and "cuda" in BACKENDS:
@@ -233,7 +230,7 @@ def test_bad_input_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.C
     assert message in line
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_a_checkpoint_of_another_model_is_not_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_not_resumed(
     assert "is of another model" in capsys.readouterr().err
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_the_platform_that_was_asked_for_runs_or_none(tmp_path: Path) -> None:
     """Nothing that is imported before the options are read may decide the framework."""
     script = (
@@ -263,7 +260,7 @@ def test_the_platform_that_was_asked_for_runs_or_none(tmp_path: Path) -> None:
     assert "HYPER_PARALLEL_PLATFORM='jax' names no platform" in line
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_another_platform_than_the_process_has_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +270,7 @@ def test_another_platform_than_the_process_has_is_refused(
     assert "--platform mindspore: this process uses torch already" in capsys.readouterr().err
 
 
-@ON_TORCH
+@pytest.mark.once
 def test_debug_shows_the_traceback_and_help_the_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ TORCH = "torch==2.13.0"  # [Note: why torch is pinned]
 TORCH_FOR_CPU = "torch==2.13.0+cpu"
 # hatchling builds our packages inside the environment: nine isolated builds would take a minute.
 BUILD = ("hatchling>=1.26", "editables>=0.5")
+RUNNER = ("pytest-xdist>=3.6",)
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ def _cpp_compiler() -> tuple[str, ...]:
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment("torch", (TORCH, "numpy")),
+        Environment("torch", (TORCH, "numpy", *RUNNER)),
         Environment(
             "npu",
-            (TORCH_FOR_CPU, "numpy", "pyyaml", *_cpp_compiler()),
+            (TORCH_FOR_CPU, "numpy", "pyyaml", *RUNNER, *_cpp_compiler()),
             where_else="set PIP_EXTRA_INDEX_URL to the index of CPU builds that pytorch.org names, and run again",
             # torch is already there, and pip shall not have a second opinion about it.
             requirements_without_dependencies=("torch-npu==2.13.0",),
@@ -76,7 +77,7 @@ ENVIRONMENTS = {
             variables={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "NPU_EMULATOR": "1"},
         ),
         # MindSpore 2.10 is compiled against NumPy 1.x: with NumPy 2 its first operation raises SystemError.
-        Environment("mindspore", ("mindspore==2.10.0", "numpy<2")),
+        Environment("mindspore", ("mindspore==2.10.0", "numpy<2", *RUNNER)),
         Environment(
             "tools",
             (
@@ -166,7 +167,9 @@ def _pip_install(session: nox.Session, environment: Environment, *arguments: str
 
 
 def _pip_command(environment: Environment, *arguments: str) -> tuple[str, ...]:
-    return (environment.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments)
+    # What is imported is compiled then; to compile all of a framework takes longer than that.
+    options = ("--disable-pip-version-check", "--no-compile")
+    return (environment.python, "-m", "pip", "install", *options, *arguments)
 
 
 def _stamps(environment: Environment) -> tuple[str, str]:
