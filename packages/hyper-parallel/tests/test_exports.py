@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import hyper_parallel
+from hp_platform.testing import assert_exports
 
 PUBLIC = [name for name in hyper_parallel.__all__ if name != "__version__"]
 
@@ -21,16 +20,8 @@ def test_every_public_name_loads_and_is_its_packages_own(name: str) -> None:
     assert thing.__doc__
 
 
-def test_type_checkers_and_python_see_the_same_names() -> None:
-    tree = ast.parse(Path(hyper_parallel.__file__).read_text())
-    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imported = {
-        alias.asname: node.module
-        for node in ast.walk(guarded)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert imported == hyper_parallel._WHERE
+def test_every_name_explains_itself_and_is_seen_by_type_checkers() -> None:
+    assert_exports(hyper_parallel)
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:

@@ -1,7 +1,8 @@
 """Packages whose names load at first use, so that importing them costs nothing and imports no framework (PEP 562).
 
 A package lists its public names twice: under ``TYPE_CHECKING`` as ordinary imports, for type checkers and readers, and in
-the table given to :func:`attach`, for Python. A test in every package holds that both lists are equal.
+the table given to :func:`attach`, for Python.
+:func:`hp_platform.testing.assert_exports` holds that both lists are equal.
 """
 
 from __future__ import annotations

@@ -24,16 +24,18 @@ from hp_platform.lazy import attach
 if TYPE_CHECKING:
     from hp_platform.testing.counting import Counted, count_collectives
     from hp_platform.testing.decorator import distributed
+    from hp_platform.testing.exports import assert_exports
     from hp_platform.testing.parity import assert_parity
     from hp_platform.testing.world import World
 
-    __all__ = ["Counted", "World", "assert_parity", "count_collectives", "distributed"]
+    __all__ = ["Counted", "World", "assert_exports", "assert_parity", "count_collectives", "distributed"]
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "Counted": "counting",
             "World": "world",
+            "assert_exports": "exports",
             "assert_parity": "parity",
             "count_collectives": "counting",
             "distributed": "decorator",
