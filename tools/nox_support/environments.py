@@ -167,9 +167,7 @@ def _pip_install(session: nox.Session, environment: Environment, *arguments: str
 
 
 def _pip_command(environment: Environment, *arguments: str) -> tuple[str, ...]:
-    # What is imported is compiled then; to compile all of a framework takes longer than that.
-    options = ("--disable-pip-version-check", "--no-compile")
-    return (environment.python, "-m", "pip", "install", *options, *arguments)
+    return (environment.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments)
 
 
 def _stamps(environment: Environment) -> tuple[str, str]:
