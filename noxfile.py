@@ -19,6 +19,12 @@ nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 
 
+@nox.session(name="environments")
+def make_environments(session: nox.Session) -> None:
+    """Make all environments at once; a session that runs alone makes its own."""
+    environments.ensure_all(session)
+
+
 @nox.session(tags=["quick"])
 def lint(session: nox.Session) -> None:
     """Style, imports between packages, and the rules of shared code."""

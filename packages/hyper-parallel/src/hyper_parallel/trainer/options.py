@@ -76,7 +76,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--data", metavar="FILE_OR_FOLDER", help="text to learn (default: CPython's own documentation)"
     )
     p.add_argument("--out", default="out", help="folder for results (default: %(default)s)")
-    p.add_argument("--steps", type=int, default=180, help="optimizer steps (default: %(default)s)")
+    p.add_argument("--steps", type=int, default=450, help="optimizer steps (default: %(default)s)")
     p.add_argument(
         "--batch",
         type=int,
