@@ -108,7 +108,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     p.add_argument(
         "--save-every",
         type=int,
-        default=60,
+        default=150,
         metavar="STEPS",
         help="checkpoint interval (default: %(default)s)",
     )
