@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from hp_platform.testing.backends import select
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -20,9 +17,7 @@ EXPECTED = {
     "hyper-parallel": (TORCHRUN, ["torch.Size([2, 2]) 56.0"]),
 }
 
-pytestmark = pytest.mark.skipif(
-    "torch" not in select(os.environ).running, reason="the examples are programs of torch on cpu"
-)
+pytestmark = pytest.mark.once  # the examples are programs of torch on cpu
 
 
 @pytest.mark.parametrize("package", EXPECTED)

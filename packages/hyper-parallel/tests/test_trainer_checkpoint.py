@@ -77,6 +77,18 @@ def test_a_second_save_of_the_same_step_replaces_the_first(tmp_path: Path) -> No
     assert len(list((tmp_path / "step-000003").iterdir())) == 2
 
 
+def test_a_save_of_the_same_step_that_is_killed_between_its_renames_leaves_the_earlier_one(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, 2)
+    (tmp_path / "step-000003").rename(tmp_path / "step-000003.replaced")
+    found = checkpoint.find(tmp_path)
+    np.testing.assert_array_equal(checkpoint.load_rows(found, "seven", (7, 2), 0, 1), whole("seven"))
+    save(tmp_path, 4)  # goes on as if nothing had happened
+    assert checkpoint.find(tmp_path).nproc == 4
+    assert not (tmp_path / "step-000003.replaced").exists()
+
+
 def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="--resume: there is no checkpoint in .*; train without --resume first"

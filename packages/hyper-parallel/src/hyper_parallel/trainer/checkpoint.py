@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 POINTER = "newest"
 INDEX = "index.json"
+REPLACED = ".replaced"
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,10 @@ def save(
         }
         (partial / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         _flush(partial / INDEX)
-        replaced = root / f"{final.name}.replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
-        if (
-            final.exists()
-        ):  # an earlier run's: put aside in one step, so that no half of it is ever under its name
+        replaced = root / f"{final.name}{REPLACED}"
+        if final.exists():
+            # An earlier run's. Put aside whole, and found there by find() should this be the end of the process.
+            shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         partial.rename(final)
         pointer = root / f"{POINTER}.partial"
@@ -105,6 +105,11 @@ def find(root: Path) -> Saved:
                 f"--resume: there is no checkpoint in {root}; train without --resume first, or give another --out"
             )
         where = root / (pointer.read_text().strip() or "(no name)")
+        aside = where.with_name(where.name + REPLACED)
+        if (
+            not where.exists() and aside.exists()
+        ):  # a save of the same step was killed between its two renames
+            where = aside
         saved = _read_index(where)
         for part in range(saved.nproc):
             where = saved.folder / _part_name(part, saved.nproc)
@@ -155,10 +160,12 @@ def load_rows(saved: Saved, key: str, shape: tuple[int, ...], rank: int, nproc: 
     for part in range(saved.nproc):
         start, size = chunk_offset(shape[0], saved.nproc, part), chunk_size(shape[0], saved.nproc, part)
         low, high = max(start, wanted_start), min(start + size, wanted_start + wanted_size)
+        if low >= high and part > 0:
+            continue
         with safe_open(saved.folder / _part_name(part, saved.nproc), framework="numpy") as file:
             if low < high:
                 pieces.append(file.get_slice(key)[low - start : high - start])
-            elif part == 0:  # for the dtype, where this rank holds no rows
+            else:  # for the dtype, where this rank holds no rows
                 pieces.append(file.get_tensor(key)[:0])
     return np.concatenate(pieces)
 
