@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hp_platform.protocols.nn import HookHandle
 
@@ -128,7 +129,15 @@ class TorchNNOps:
     cos = staticmethod(torch.cos)
     sin = staticmethod(torch.sin)
     cross_entropy = staticmethod(functional.cross_entropy)
-    scaled_dot_product_attention = staticmethod(functional.scaled_dot_product_attention)
+
+    def scaled_dot_product_attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False
+    ) -> torch.Tensor:
+        """Attention; by torch's composed form where an operand holds nothing."""
+        if 0 in q.shape or 0 in k.shape or 0 in v.shape:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of cuda refuse no heads
+                return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     def softmax(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Softmax along a dim."""
