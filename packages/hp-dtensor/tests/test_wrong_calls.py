@@ -119,10 +119,15 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         NotImplementedError,
         "__getitem__ has no rule for DTensors",
     ),
-    "in place": (
-        lambda w: _zeros(w, 4, at=Shard(0)).add_(1),
-        NotImplementedError,
-        "has no rule for DTensors",
+    "in place into another shape": (
+        lambda w: _zeros(w, 4, 1, at=Shard(0)).add_(_zeros(w, 4, 3, at=Shard(0))),
+        ValueError,
+        "would change the shape of the tensor that it writes from \\(4, 1\\) to \\(4, 3\\)",
+    ),
+    "in place into whole numbers": (
+        lambda w: (_zeros(w, 4, at=Replicate()) > 0).mul_(_zeros(w, 4, at=Shard(0))),
+        ValueError,
+        "cannot write float(64|32) into a tensor of bool",
     ),
     "numpy of a shard": (
         lambda w: _zeros(w, 4, at=Shard(0)).numpy(),

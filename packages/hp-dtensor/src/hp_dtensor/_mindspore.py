@@ -12,9 +12,10 @@ from typing import Any
 
 import mindspore
 
-from hp_dtensor._names import FUNCTIONS, PRIMITIVES
-from hp_dtensor.dispatch import build_dispatch, no_rule
+from hp_dtensor import _names
+from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
+from hp_dtensor.errors import no_rule
 from hp_dtensor.rules import RULES
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -66,7 +67,7 @@ _RIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(
 _RIGHT["clone"] = get_platform().clone
 """What runs instead of MindSpore's own: its products of small shapes have wrong gradients, and clone has no kernel on cpu."""
 
-TABLE = {name: RULES[rule] for rule, names in PRIMITIVES.items() for name in names.split()}
+TABLE = {name: RULES[rule] for rule, name in _names.primitives()}
 """Name of a primitive -> its rule."""
 
 
@@ -93,7 +94,11 @@ _BELOW_TOO = "__setitem__ _data_ptr _getitem _item _load _offload _setitem _toli
 
 
 def _define_methods() -> None:
-    rules = {name: RULES[rule] for rule, names in FUNCTIONS.items() for name in names.split()}
+    rules = {name: RULES[rule] for rule, name in _names.functions()}
+    for rule, name in _names.in_place():
+        functional = getattr(mindspore.Tensor, _names.functional_name(name), None)
+        if functional is not None:
+            rules[name] = RULES[rule].writing(functional)
     own = {name for base in (DTensor, DTensorMethods) for name in vars(base)}
     public = {name for name in dir(mindspore.Tensor) if not name.startswith("_")}
     for name in public | set(rules) | set(f"{_BELOW} {_BELOW_TOO}".split()):

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from hp_dtensor._names import FUNCTIONS
-from hp_dtensor.dispatch import build_dispatch, no_rule
+from hp_dtensor import _names
+from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
+from hp_dtensor.errors import no_rule
 from hp_dtensor.rules import RULES
 from hp_dtensor.spec import Spec
 
@@ -72,17 +73,30 @@ class DTensor(DTensorMethods, _Caches):
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
 
 
-_dispatch = build_dispatch(DTensor, DTensor._wrap)
+_dispatch = build_dispatch(DTensor, DTensor._wrap, torch.Tensor.copy_)
+
+
+def _found(name: str) -> list[Any]:
+    """Every function of torch that goes by a name; a dotted one is looked up below torch."""
+    if "." in name:
+        home = torch
+        for part in name.split(".")[:-1]:
+            home = getattr(home, part)
+        found = [getattr(home, name.rpartition(".")[2], None)]
+    else:
+        # Modules have operators, too, of their own.
+        homes = _HOMES[:1] if name.startswith("__") else _HOMES
+        found = [getattr(home, name, None) for home in homes]
+    return [function for function in found if callable(function)]
 
 
 def _table() -> dict[Any, Any]:
-    table = {}
-    for rule, names in FUNCTIONS.items():
-        for name in names.split():
-            # Modules have operators, too, of their own.
-            homes = _HOMES[:1] if name.startswith("__") else _HOMES
-            found = [getattr(home, name) for home in homes if callable(getattr(home, name, None))]
-            table.update(dict.fromkeys(found, RULES[rule]))
+    table: dict[Any, Any] = {}
+    for rule, name in _names.functions():
+        table.update(dict.fromkeys(_found(name), RULES[rule]))
+    for rule, name in _names.in_place():
+        functional = _found(_names.functional_name(name))[0]
+        table.update(dict.fromkeys(_found(name), RULES[rule].writing(functional)))
     return table
 
 
@@ -111,7 +125,7 @@ def _answer_from_local(names: str) -> None:
 
 def _define_methods() -> None:
     """Methods and operators of torch that have a rule, on the class itself."""
-    for name in {name for names in FUNCTIONS.values() for name in names.split()}:
+    for _, name in (*_names.functions(), *_names.in_place()):
         function = getattr(torch.Tensor, name, None)
         if function in TABLE:
             setattr(DTensor, name, _method(function))

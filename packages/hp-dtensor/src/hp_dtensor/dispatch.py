@@ -7,67 +7,39 @@ plain speed: the graph holds local tensors only.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hp_dtensor.empty import without_elements
-from hp_dtensor.marks import mark, marked
-from hp_dtensor.placements import REPLICATE
-from hp_dtensor.redistribution import Move, plan_moves, run_moves
+from hp_dtensor import arguments
+from hp_dtensor.errors import name_of
+from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
+from hp_dtensor.redistribution import plan_moves, run_moves
 from hp_dtensor.rules.registry import Rule
-from hp_dtensor.spec import Spec, make_spec
+from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
 Tensor = Any
 Dispatch = Callable[[Rule, Any, tuple[Any, ...], Mapping[str, Any] | None], Any]
-
 _SCALARS = frozenset({int, float, bool, complex, str, type(None)})
 
 
-@dataclass(frozen=True)
-class InputMove:
-    """An argument that must lie otherwise before the operation runs."""
+def build_dispatch(
+    tensor_class: Any,
+    wrap: Callable[[Tensor, Spec], Any],
+    write: Callable[[Tensor, Tensor], Any] | None = None,
+) -> Dispatch:
+    """``dispatch(rule, function, args, kwargs)`` for a framework whose DTensors are of ``tensor_class``.
 
-    position: int
-    spec: Spec
-    moves: Sequence[Move]
-    varying: frozenset[int]
-    """Mesh dims along which the operation uses the joined value differently."""
-    marks: tuple[int, ...]
-    """Mesh dims that need a mark after the move."""
-
-    def equals(self, other: InputMove) -> bool:
-        """Whether the same is done to the same kind of tensor."""
-        return (self.spec, self.moves, self.varying, self.marks) == (
-            other.spec,
-            other.moves,
-            other.varying,
-            other.marks,
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to do when an operation meets these specs and arguments."""
-
-    output: Spec
-    moves: tuple[InputMove, ...]
-    marks: tuple[tuple[int, tuple[int, ...]], ...]
-    """Argument positions and the mesh dims along which the operation differs."""
-    replaced: tuple[tuple[int, Any], ...]
-    run: Callable[..., Tensor] | None
-    is_simple: bool
-    """Whether the operation runs on the local tensors as they are."""
-
-
-def build_dispatch(tensor_class: Any, wrap: Callable[[Tensor, Spec], Any]) -> Dispatch:
-    """``dispatch(rule, function, args, kwargs)`` for a framework whose DTensors are of ``tensor_class``."""
+    ``write(local, value)`` writes a value into a local tensor, recorded for backward. None where the framework cannot record
+    that: then in-place operations on what requires grad are refused, and their in-place kernels are never called.
+    """
     plain: Any = get_platform().Tensor
 
     def dispatch(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
-        if kwargs or rule.packs is not None:
-            args, kwargs = rule.bind(args, kwargs or {})
+        if kwargs or rule.binds:
+            args, kwargs = bound(rule, function, args, kwargs or {})
+            if kwargs and kwargs.pop("inplace", False):
+                rule = rule.writing(function)
         first: Any = None
         key: list[Any] = [rule]
         local: list[Any] = []
@@ -80,10 +52,21 @@ def build_dispatch(tensor_class: Any, wrap: Callable[[Tensor, Spec], Any]) -> Di
                 local.append(arg._local)
                 continue
             if kind not in _SCALARS:
-                if kind is list:
+                if kind is list or kind is tuple:
                     arg = tuple(arg)
+                    member = next((x for x in arg if isinstance(x, plain)), None)
+                    if member is not None:
+                        of_list = local_list(rule, function, arg)
+                        if of_list is None:
+                            return dispatch(rule, function, adopted(function, args), kwargs)
+                        first = (
+                            next(x for x in arg if isinstance(x, tensor_class)) if first is None else first
+                        )
+                        key.append(of_list[0])
+                        local.append(of_list[1])
+                        continue
                 elif isinstance(arg, plain):
-                    return dispatch(rule, function, _adopted(function, args, tensor_class, wrap), kwargs)
+                    return dispatch(rule, function, adopted(function, args), kwargs)
             key.append(kind)
             if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
                 key.append(_hashable(rule, function, arg))
@@ -97,128 +80,134 @@ def build_dispatch(tensor_class: Any, wrap: Callable[[Tensor, Spec], Any]) -> Di
         plans = first._spec.plans
         plan = plans.get(tuple(key))
         if plan is None:
-            specs = [arg._spec for arg in args if isinstance(arg, tensor_class)]
-            if any(spec.mesh is not specs[0].mesh for spec in specs):
-                return dispatch(rule, function, _on_one_mesh(function, args, tensor_class, wrap), kwargs)
-            plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
-            result = _run(plan, function, args, local, kwargs or {})
-            if tuple(result.shape) != plan.output.local_shape:
-                raise RuntimeError(
-                    f"{name_of(function)} gave a local tensor of shape {tuple(result.shape)} where rule {rule.name!r} "
-                    f"expects {plan.output.local_shape} (for {plan.output}): the rule does not fit the function"
+            if any(x._spec.mesh is not first._spec.mesh for x in arguments.members(args, tensor_class)):
+                return dispatch(
+                    rule, function, arguments.on_one_mesh(function, args, tensor_class, wrap), kwargs
                 )
+            plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
+            result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
             plans[tuple(key)] = plan
-        elif plan.is_simple:
+            return result
+        if plan.is_simple:
             result = function(*local, **kwargs) if kwargs else function(*local)
-        else:
-            result = _run(plan, function, args, local, kwargs or {})
-        # What changes nothing returns the same object, with the marks that it has.
-        return first if result is first._local and plan.output is first._spec else wrap(result, plan.output)
+            # What changes nothing returns the same object, with the marks that it has.
+            if result is first._local and plan.output is first._spec:
+                return first
+            return wrap(result, plan.output)
+        return run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+
+    def local_list(rule: Rule, function: Any, arg: tuple[Any, ...]) -> tuple[Any, list[Any]] | None:
+        """Key and local values of a list with tensors; None if a plain tensor is among them."""
+        key: list[Any] = []
+        local: list[Any] = []
+        for x in arg:
+            if isinstance(x, tensor_class):
+                key.append(x._spec)
+                local.append(x._local)
+            elif isinstance(x, plain):
+                return None
+            else:
+                key.append((type(x), _hashable(rule, function, x)) if rule.by_value else type(x))
+                local.append(x)
+        return tuple(key), local
+
+    def adopted(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        return arguments.adopted(function, args, tensor_class, wrap)
+
+    def run_on_dtensors(
+        plan: Plan, rule: Rule, function: Any, args: Any, local: list[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if rule.in_place:
+            return write_result(plan, rule, function, args, local, kwargs)
+        result = run_plan(plan, function, args, local, kwargs)
+        if plan.outputs is not None:
+            return _like(
+                result, [_wrapped(x, spec, rule, function, wrap) for x, spec in _paired(result, plan)]
+            )
+        if plan.output is None:
+            return result
+        _check_shape(result, plan.output, rule, function)
+        first = args[0]
+        if isinstance(first, tensor_class) and result is first._local and plan.output is first._spec:
+            return first
+        return wrap(result, plan.output)
+
+    def write_result(
+        plan: Plan, rule: Rule, function: Any, args: Any, local: list[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The operation in place: directly where the target stays as it lies, else by writing the result into it."""
+        target = args[0]
+        spec, own = target._spec, target._local
+        assert plan.output is not None, f"rule {rule.name!r} of an in-place operation gives one tensor"
+        if plan.output.shape != spec.shape:
+            raise ValueError(
+                f"{name_of(function)} would change the shape of the tensor that it writes from {spec.shape} to "
+                f"{plan.output.shape}: use the operation that makes a new tensor"
+            )
+        stays = plan.output is spec and not any(position_of(move.place) == 0 for move in plan.moves)
+        if stays and rule.functional is None:
+            run_plan(plan, function, args, local, kwargs)  # the rule's own way to write
+            return target
+        if stays and write is not None and plan.run is None:
+            run_plan(plan, function, args, local, kwargs)
+            return target
+        value = run_plan(plan, rule.functional or function, args, local, kwargs)
+        if plan.output is not spec:
+            value = run_moves(value, plan.output, plan_moves(plan.output.placements, spec.placements))
+        platform: Any = get_platform()
+        if platform.is_floating(value.dtype) and not platform.is_floating(own.dtype):
+            raise ValueError(
+                f"{name_of(function)} cannot write {platform.dtype_name(value.dtype)} into a tensor of "
+                f"{platform.dtype_name(own.dtype)}: cast one of them"
+            )
+        if write is not None:
+            write(own, value)
+            return target
+        if platform.is_grad_enabled() and (platform.requires_grad(own) or platform.requires_grad(value)):
+            raise ValueError(
+                f"{platform.platform_type.value} cannot record {name_of(function)} of a DTensor for backward: use the "
+                f"operation that makes a new tensor, or no_grad()"
+            )
+        platform.copy_(own, value)
+        return target
 
     return dispatch
 
 
-def make_plan(
-    rule: Rule, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor_class: Any
-) -> Plan:
-    """Ask the rule, and plan how its wishes are met. No communication."""
-    given = [arg._spec if isinstance(arg, tensor_class) else arg for arg in args]
+def bound(
+    rule: Rule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the one form that rules take."""
     try:
-        outcome = rule.plan(*given, **kwargs)
+        return rule.bind(args, kwargs)
     except (ValueError, TypeError) as error:
-        # Never TypeError: Python would turn it into "unsupported operand".
-        raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
-    mesh = next(spec for spec in given if isinstance(spec, Spec)).mesh
-    output = make_spec(mesh, outcome.output, outcome.shape)
-    moves: list[InputMove] = []
-    marks: list[tuple[int, tuple[int, ...]]] = []
-    for position, (spec, wanted) in enumerate(zip(given, outcome.inputs, strict=False)):
-        if not isinstance(spec, Spec) or wanted is None:
-            continue
-        differs = tuple(
-            dim
-            for dim, placement in enumerate(wanted)
-            if placement.is_replicate() and not outcome.output[dim].is_replicate() and mesh.shape[dim] > 1
+        raise ValueError(f"{name_of(function)} of a DTensor: {error}") from error
+
+
+def _check_shape(result: Any, spec: Spec, rule: Rule, function: Any) -> None:
+    if tuple(result.shape) != spec.local_shape:
+        raise RuntimeError(
+            f"{name_of(function)} gave a local tensor of shape {tuple(result.shape)} where rule {rule.name!r} "
+            f"expects {spec.local_shape} (for {spec}): the rule does not fit the function"
         )
-        if wanted != spec.placements:
-            varying = frozenset(dim for dim in differs if spec.placements[dim].is_shard())
-            steps = plan_moves(spec.placements, wanted)
-            rest = tuple(dim for dim in differs if dim not in varying)
-            moves.append(InputMove(position, spec, steps, varying, rest))
-        elif differs:
-            marks.append((position, differs))
-    replaced = tuple(outcome.replaced.items())
-    run = outcome.run
-    if 0 in output.local_shape:  # see [Note: empty pieces] in hp_dtensor.empty
-        run = without_elements(run or function)
-    is_simple = not (moves or marks or replaced or run)
-    return Plan(output, tuple(moves), tuple(marks), replaced, run, is_simple)
 
 
-def _run(
-    plan: Plan, function: Any, args: Sequence[Any], local: list[Any], kwargs: Mapping[str, Any]
-) -> Tensor:
-    done: list[tuple[InputMove, Tensor]] = []
-    for move in plan.moves:
-        # x * x moves x once.
-        same = (
-            found
-            for other, found in done
-            if args[other.position] is args[move.position] and other.equals(move)
-        )
-        moved = next(same, None)
-        if moved is None:
-            moved = run_moves(local[move.position], move.spec, move.moves, move.varying)
-            moved = mark(moved, move.spec, move.marks) if move.marks else moved
-            done.append((move, moved))
-        local[move.position] = moved
-    for position, dims in plan.marks:
-        local[position] = marked(args[position], dims)
-    for position, value in plan.replaced:
-        local[position] = value
-    return (plan.run or function)(*local, **kwargs)
+def _paired(result: Any, plan: Plan) -> Iterator[tuple[Any, Spec | None]]:
+    assert plan.outputs is not None
+    return zip(result, plan.outputs, strict=True)
 
 
-def _adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
-    """Plain tensors beside DTensors count as replicated: constants such as a table of positions, equal on all ranks."""
-    platform = get_platform()
-    meshes = [arg._spec.mesh for arg in args if isinstance(arg, tensor_class)]
-    if not meshes:
-        raise ValueError(
-            f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
-        )
-    adopted: list[Any] = []
-    for position, arg in enumerate(args):
-        if isinstance(arg, tensor_class) or not platform.is_tensor(arg):
-            adopted.append(arg)
-        elif platform.requires_grad(arg):
-            raise ValueError(
-                f"argument {position} of {name_of(function)} is a plain tensor of shape {tuple(arg.shape)} that requires "
-                f"grad, beside a DTensor: say how it lies, with DTensor.from_local(x, mesh, [Replicate(), ...]) or "
-                f"distribute_tensor"
-            )
-        else:
-            placements = (REPLICATE,) * len(meshes[0].shape)
-            adopted.append(wrap(arg, make_spec(meshes[0], placements, tuple(arg.shape))))
-    return tuple(adopted)
+def _wrapped(x: Any, spec: Spec | None, rule: Rule, function: Any, wrap: Any) -> Any:
+    if spec is None:
+        return x
+    _check_shape(x, spec, rule, function)
+    return wrap(x, spec)
 
 
-def _on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
-    """Meshes that are equal but not one object count as one; others are refused."""
-    mesh = next(arg._spec.mesh for arg in args if isinstance(arg, tensor_class))
-    moved: list[Any] = []
-    for arg in args:
-        if isinstance(arg, tensor_class):
-            spec = arg._spec
-            if spec.mesh != mesh:
-                raise ValueError(
-                    f"{name_of(function)} got DTensors on two meshes, {mesh} and {spec.mesh}: bring them to one mesh, "
-                    f"for example with DTensor.from_local(x.full_tensor(), mesh, [Replicate(), ...])"
-                )
-            if spec.mesh is not mesh:
-                arg = wrap(arg._local, make_spec(mesh, spec.placements, spec.shape))
-        moved.append(arg)
-    return tuple(moved)
+def _like(result: Any, values: list[Any]) -> Any:
+    """``values`` in a container as the framework's function gives it: a tuple, a list or a tuple with names."""
+    make = getattr(type(result), "_make", type(result))
+    return make(values)
 
 
 def _key_of(function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, ...]:
@@ -238,24 +227,3 @@ def _hashable(rule: Rule, function: Any, arg: Any) -> Any:
             f"tensors, numbers or tuples of them"
         )
     return arg
-
-
-def name_of(function: Any) -> str:
-    """The name of a framework's function, for messages."""
-    names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "name"))
-    return next((name for name in names if isinstance(name, str)), str(function))
-
-
-def shown_specs(given: Sequence[Any]) -> str:
-    """For messages: the specs among the arguments."""
-    return ", ".join(repr(arg) for arg in given if isinstance(arg, Spec)) or "DTensors"
-
-
-def no_rule(name: str, specs: Sequence[Any]) -> NotImplementedError:
-    """The error for an operation of the framework that no rule knows; it never runs on shards instead."""
-    platform = get_platform()
-    return NotImplementedError(
-        f"{platform.platform_type.value} {platform.framework_version}: {name} has no rule for DTensors; got "
-        f"{shown_specs(specs)}. Ways out: x.full_tensor() to work on the whole tensor, x.to_local() to work on this rank's "
-        f"piece and DTensor.from_local() for the result, or a rule of your own (hp_dtensor.rules.rule)"
-    )

@@ -97,17 +97,9 @@ def _factor_of_one(now: Sequence[Placement], args: Sequence[Any], carriers: Sequ
     return ways
 
 
-def _refuse_in_place(kwargs: dict[str, Any]) -> None:
-    if kwargs.get("inplace"):
-        raise ValueError(
-            "inplace=True would write into a shard that others may share: leave it out and use the result"
-        )
-
-
 @rule("pointwise", params=("input", "other"), by_value=False)
 def _nonlinear(*args: Any, **kwargs: Any) -> Outcome:
     """Anything elementwise that is not linear: relu, exp, pow, maximum, where, comparisons ..."""
-    _refuse_in_place(kwargs)
     return pointwise(args)
 
 

@@ -7,12 +7,13 @@ A rule gets the operation's arguments with a :class:`hp_dtensor.spec.Spec` in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hp_dtensor.placements import Placement
 
 Placements = tuple[Placement, ...]
+Normalise = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 REQUIRED = object()
 
 _SYNONYMS = {
@@ -30,21 +31,37 @@ _SYNONYMS = {
 
 
 @dataclass(frozen=True)
+class Result:
+    """One of several results of an operation."""
+
+    placements: Placements
+    shape: tuple[int, ...]
+    """Global."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a rule answers."""
 
-    inputs: tuple[Placements | None, ...]
+    inputs: tuple[Any, ...]
     """For each positional argument that is a spec, the placements in which the operation wants it; None for the others.
 
-    Where an input is Replicate along a mesh dim and the output is not, the caller lets its gradient be summed there.
+    For an argument that is a tuple of tensors: a tuple with the placements (or None) for each. Missing ones at the end are
+    None. Where an input is Replicate along a mesh dim and the output is not, the caller lets its gradient be summed there.
     """
-    output: Placements
-    shape: tuple[int, ...]
+    output: Placements | None
+    """Of the result. None if the operation gives no tensor: its value is handed out as it is, so all ranks must agree."""
+    shape: tuple[int, ...] = ()
     """Global shape of the result."""
     replaced: Mapping[int, Any] = field(default_factory=dict)
     """Positional arguments that are different on local tensors, such as the shape given to view."""
     run: Callable[..., Any] | None = None
     """Runs on the local arguments instead of the operation itself."""
+    outputs: tuple[Result | None, ...] | None = None
+    """Of an operation with several results (then ``output`` and ``shape`` do not count), one each; None for what is no tensor.
+
+    Along a mesh dim they are Replicate all, or none is: the gradients of the inputs are counted alike for all.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +80,22 @@ class Rule:
     Then they are in the key of the plan's cache. Scalars of elementwise operations do not matter: keeping them in the key
     would let the cache grow with every new learning rate.
     """
+    normalise: Normalise | None = None
+    """Brings the arguments of a call into the form that ``plan`` takes, before anything else: hashable where not tensors."""
+    in_place: bool = False
+    """Whether the operation writes its result into its first argument, which therefore stays as it lies."""
+    functional: Callable[..., Any] | None = None
+    """The same operation that makes a new tensor. For in-place ones whose operands would have to move first."""
+
+    binds: bool = field(init=False)
+    """Whether :meth:`bind` has something to do where no argument is given by keyword."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "binds", self.packs is not None or self.normalise is not None)
+
+    def writing(self, functional: Callable[..., Any] | None) -> Rule:
+        """The rule of the same operation in place."""
+        return replace(self, in_place=True, functional=functional)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -71,16 +104,28 @@ class Rule:
         if self.packs is not None and len(args) > self.packs and isinstance(args[self.packs], int):
             args = (*args[: self.packs], tuple(args[self.packs :]))
         rest = dict(kwargs)
+        if rest.pop("out", None) is not None:
+            raise ValueError("out= is not taken: use the result, or write it with copy_()")
         if rest:
             named = {_SYNONYMS.get(name, name): name for name in rest}
-            last = max((i for i, (name, _) in enumerate(self.params) if name in named), default=-1)
+            known = {_SYNONYMS.get(name, name) for name, _ in self.params}
+            last = max(
+                (i for i, (name, _) in enumerate(self.params) if _SYNONYMS.get(name, name) in named),
+                default=-1,
+            )
             bound = list(args)
             for name, default in self.params[len(args) : last + 1]:
-                value = rest.pop(named[name]) if name in named else default
+                asked = _SYNONYMS.get(name, name)
+                value = rest.pop(named[asked]) if asked in named else default
                 if value is REQUIRED:
                     raise ValueError(f"{self.name} needs its argument {name!r}")
                 bound.append(value)
             args = tuple(bound)
+            twice = [named[name] for name in named if name in known and named[name] in rest]
+            if twice:
+                raise ValueError(f"{self.name} got its argument {twice[0]!r} twice: by position and by name")
+        if self.normalise is not None:
+            args, rest = self.normalise(args, rest)
         return args, rest
 
 
@@ -94,14 +139,26 @@ def rule(
     params: Sequence[str | tuple[str, Any]] = (),
     packs: int | None = None,
     by_value: bool = True,
+    in_place: bool = False,
+    normalise: Normalise | None = None,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
-    """Enter a function as the rule ``name``. ``params`` are names, with their default where they have one."""
+    """Enter a function as the rule ``name``: a decorator.
+
+    Args:
+        name: by which tables of functions, and ``DFunction._op_name``, refer to it. ValueError if it is taken.
+        params: names of the positional arguments, with their default where they have one: ``("input", ("dim", None))``.
+            A keyword argument with such a name (or a synonym: axis, mat2, ...) is put in its position.
+        packs: from this position on, loose integers are one tuple.
+        by_value: False where plans depend on the types of scalar arguments only.
+        in_place: whether the operation writes into its first argument; ``plan`` must then leave that as it lies.
+        normalise: see :attr:`Rule.normalise`.
+    """
     signature = tuple((p, REQUIRED) if isinstance(p, str) else p for p in params)
 
     def enter(plan: Callable[..., Outcome]) -> Callable[..., Outcome]:
         if name in RULES:
             raise ValueError(f"there is a rule {name!r} already; choose another name")
-        RULES[name] = Rule(name, plan, signature, packs, by_value)
+        RULES[name] = Rule(name, plan, signature, packs, by_value, normalise, in_place)
         return plan
 
     return enter

@@ -1,15 +1,9 @@
-"""Which functions of the frameworks follow which rule, by name. The adapters look the names up; a name may have several homes.
-
-FUNCTIONS: methods of both frameworks' tensors; on torch also functions of torch, torch.nn.functional and torch.special. One
-operation has several identities (``x ** 2`` is neither Tensor.pow nor torch.pow), so every spelling stands here.
-PRIMITIVES: what MindSpore's functions and operators end in.
-"""
-
-from __future__ import annotations
+"""Elementwise functions. Casts to whole numbers are among the nonlinear ones: they truncate."""
 
 from typing import Final
 
-_POINTWISE: Final = """
+FUNCTIONS: Final[dict[str, str]] = {
+    "pointwise": """
     abs absolute __abs__ acos arccos acosh arccosh asin arcsin asinh arcsinh atan arctan atanh arctanh ceil cos cosh
     deg2rad rad2deg digamma erf erfc erfinv exp exp2 expm1 fix floor frac isfinite isinf isnan isneginf isposinf isreal
     lgamma log log10 log1p log2 logit nan_to_num reciprocal round rsqrt sigmoid sgn sign signbit sin sinc sinh sqrt square
@@ -22,11 +16,7 @@ _POINTWISE: Final = """
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign softshrink hardshrink tanhshrink threshold hardtanh
     hardsigmoid hardswish logsigmoid
     long int short bool char byte
-"""
-"""Elementwise and not linear. Casts to whole numbers are among them: they truncate."""
-
-FUNCTIONS: Final[dict[str, str]] = {
-    "pointwise": _POINTWISE,
+    """,
     "where": "where",
     "identity": "neg negative __neg__ positive __pos__ clone contiguous float double half bfloat16",
     "cast": "to astype",
@@ -34,21 +24,31 @@ FUNCTIONS: Final[dict[str, str]] = {
     "mul": "mul multiply __mul__ __rmul__",
     "div": "div divide true_divide __div__ __truediv__",
     "reversed_div": "__rdiv__ __rtruediv__",
-    "matmul": "matmul mm bmm mv dot __matmul__",
-    "reversed_matmul": "__rmatmul__",
-    "linear": "linear",
-    "sum": "sum",
-    "mean": "mean",
-    "view": "view reshape",
-    "view_as": "view_as reshape_as",
-    "flatten": "flatten",
-    "unflatten": "unflatten",
-    "squeeze": "squeeze",
-    "unsqueeze": "unsqueeze",
-    "permute": "permute",
-    "transpose": "transpose swapaxes swapdims",
-    "t": "t",
-    "expand": "expand broadcast_to",
+}
+
+IN_PLACE: Final[dict[str, str]] = {
+    "pointwise": """
+    abs_ absolute_ acos_ arccos_ acosh_ arccosh_ asin_ arcsin_ asinh_ arcsinh_ atan_ arctan_ atanh_ arctanh_ ceil_ cos_ cosh_
+    deg2rad_ rad2deg_ digamma_ erf_ erfc_ erfinv_ exp_ exp2_ expm1_ fix_ floor_ frac_ lgamma_ log_ log10_ log1p_ log2_ logit_
+    nan_to_num_ reciprocal_ round_ rsqrt_ sigmoid_ sgn_ sign_ sin_ sinc_ sinh_ sqrt_ square_ tan_ tanh_ trunc_ i0_
+    logical_not_ bitwise_not_ clamp_ clip_ clamp_min_ clamp_max_ atan2_ arctan2_ copysign_ float_power_ floor_divide_
+    __ifloordiv__ fmod_ __imod__ gcd_ lcm_ heaviside_ hypot_ ldexp_ nextafter_ pow_ __ipow__ remainder_ xlogy_
+    eq_ ne_ not_equal_ gt_ greater_ ge_ greater_equal_ lt_ less_ le_ less_equal_
+    logical_and_ logical_or_ logical_xor_ bitwise_and_ __iand__ bitwise_or_ __ior__ bitwise_xor_ __ixor__
+    addcdiv_ addcmul_ lerp_ masked_fill_ relu_ threshold_ elu_ selu_ celu_ leaky_relu_ hardtanh_
+    """,
+    "identity": """
+    neg_ negative_
+    """,
+    "add": """
+    add_ __iadd__ sub_ subtract_ __isub__
+    """,
+    "mul": """
+    mul_ multiply_ __imul__
+    """,
+    "div": """
+    div_ divide_ true_divide_ __itruediv__ __idiv__
+    """,
 }
 
 PRIMITIVES: Final[dict[str, str]] = {
@@ -69,17 +69,4 @@ PRIMITIVES: Final[dict[str, str]] = {
     "add": "Add AddExt AddScalar Sub SubExt SubScalar",
     "mul": "Mul Muls",
     "div": "Div Divs DivMod DivMods RealDiv",
-    "matmul": "MatMul MatMulExt BatchMatMul BatchMatMulExt Mm Mv Dot",
-    "linear": "Dense",
-    "sum": "SumExt ReduceSum",
-    "mean": "MeanExt ReduceMean",
-    "view": "Reshape View",
-    "flatten": "FlattenExt",
-    "unflatten": "Unflatten",
-    "squeeze": "Squeeze",
-    "unsqueeze": "ExpandDims ExpandDimsView",
-    "permute": "Transpose TransposeView",
-    "transpose": "TransposeExtView TransposeExt",
-    "t": "TExt",
-    "expand": "BroadcastTo BroadcastToView ExpandDimsTo",
 }

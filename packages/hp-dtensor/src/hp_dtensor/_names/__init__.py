@@ -1,0 +1,50 @@
+"""Which functions of the frameworks follow which rule, by name, in one file per family. The adapters look the names up.
+
+FUNCTIONS: methods of both frameworks' tensors; on torch also functions of torch, torch.nn.functional and torch.special, or
+by a dotted name below torch (``linalg.vector_norm``). One operation has several identities (``x ** 2`` is neither
+Tensor.pow nor torch.pow), so every spelling stands here.
+IN_PLACE: methods that write into their tensor, for rules that know nothing of that; ``add_`` and ``__iadd__`` do what ``add``
+does.
+PRIMITIVES: what MindSpore's functions and operators end in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from hp_dtensor._names import elementwise, matmul, reduction, shape
+
+_FAMILIES = (elementwise, matmul, reduction, shape)
+
+
+def functions() -> Iterator[tuple[str, str]]:
+    """Pairs of a rule and the name of a function."""
+    yield from _pairs("FUNCTIONS")
+
+
+def in_place() -> Iterator[tuple[str, str]]:
+    """Pairs of a rule and the name of a method that writes into its tensor."""
+    yield from _pairs("IN_PLACE")
+
+
+def primitives() -> Iterator[tuple[str, str]]:
+    """Pairs of a rule and the name of a primitive of MindSpore."""
+    yield from _pairs("PRIMITIVES")
+
+
+def functional_name(name: str) -> str:
+    """``add`` of ``add_`` and ``__add__`` of ``__iadd__``."""
+    return f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+
+
+def _pairs(table: str) -> Iterator[tuple[str, str]]:
+    for family in _FAMILIES:
+        for rule, names in getattr(family, table, {}).items():
+            for name in names.split():
+                yield rule, name
+
+
+def families() -> tuple[ModuleType, ...]:
+    """The modules with the tables."""
+    return _FAMILIES

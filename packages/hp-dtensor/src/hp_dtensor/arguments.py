@@ -1,0 +1,68 @@
+"""Arguments that are no DTensors of one mesh object: plain tensors beside DTensors, equal meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hp_dtensor.errors import name_of
+from hp_dtensor.placements import REPLICATE
+from hp_dtensor.spec import make_spec
+from hp_platform import get_platform
+
+
+def members(args: Sequence[Any], tensor_class: Any) -> Iterator[Any]:
+    """The DTensors among the arguments, also in lists."""
+    for arg in args:
+        if isinstance(arg, tensor_class):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from (x for x in arg if isinstance(x, tensor_class))
+
+
+def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
+    """Plain tensors beside DTensors count as replicated: constants such as a table of positions, equal on all ranks."""
+    platform = get_platform()
+    mesh = next((x._spec.mesh for x in members(args, tensor_class)), None)
+    if mesh is None:
+        raise ValueError(
+            f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
+        )
+
+    def adopt(x: Any, place: str) -> Any:
+        if isinstance(x, tensor_class) or not platform.is_tensor(x):
+            return x
+        if platform.requires_grad(x):
+            raise ValueError(
+                f"{place} of {name_of(function)} is a plain tensor of shape {tuple(x.shape)} that requires "
+                f"grad, beside a DTensor: say how it lies, with DTensor.from_local(x, mesh, [Replicate(), ...]) or "
+                f"distribute_tensor"
+            )
+        return wrap(x, make_spec(mesh, (REPLICATE,) * len(mesh.shape), tuple(x.shape)))
+
+    return tuple(
+        [adopt(x, f"member {i} of argument {position}") for i, x in enumerate(arg)]
+        if isinstance(arg, (list, tuple))
+        else adopt(arg, f"argument {position}")
+        for position, arg in enumerate(args)
+    )
+
+
+def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
+    """Meshes that are equal but not one object count as one; others are refused."""
+    mesh = next(members(args, tensor_class))._spec.mesh
+
+    def move(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [move(member) for member in x]
+        if not isinstance(x, tensor_class) or x._spec.mesh is mesh:
+            return x
+        spec = x._spec
+        if spec.mesh != mesh:
+            raise ValueError(
+                f"{name_of(function)} got DTensors on two meshes, {mesh} and {spec.mesh}: bring them to one mesh, "
+                f"for example with DTensor.from_local(x.full_tensor(), mesh, [Replicate(), ...])"
+            )
+        return wrap(x._local, make_spec(mesh, spec.placements, spec.shape))
+
+    return tuple(map(move, args))

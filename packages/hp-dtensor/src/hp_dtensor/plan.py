@@ -1,0 +1,171 @@
+"""What to do when an operation meets DTensors: made once per kind of call from what the rule answers, then carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hp_dtensor.empty import without_elements
+from hp_dtensor.errors import name_of, shown_specs
+from hp_dtensor.marks import mark, marked
+from hp_dtensor.redistribution import Move, plan_moves, run_moves
+from hp_dtensor.rules.registry import Outcome, Rule
+from hp_dtensor.spec import Spec, make_spec
+
+Tensor = Any
+Place: TypeAlias = "int | tuple[int, int]"
+"""Of an argument: its position, or the position of its list and its place in it."""
+
+
+@dataclass(frozen=True)
+class InputMove:
+    """An argument that must lie otherwise before the operation runs."""
+
+    place: Place
+    spec: Spec
+    moves: Sequence[Move]
+    varying: frozenset[int]
+    """Mesh dims along which the operation uses the joined value differently."""
+    marks: tuple[int, ...]
+    """Mesh dims that need a mark after the move."""
+
+    def equals(self, other: InputMove) -> bool:
+        """Whether the same is done to the same kind of tensor."""
+        return (self.spec, self.moves, self.varying, self.marks) == (
+            other.spec,
+            other.moves,
+            other.varying,
+            other.marks,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do when an operation meets these specs and arguments."""
+
+    output: Spec | None
+    """Of the result, if it is one tensor."""
+    outputs: tuple[Spec | None, ...] | None
+    """Of several results."""
+    moves: tuple[InputMove, ...]
+    marks: tuple[tuple[Place, tuple[int, ...]], ...]
+    """Arguments and the mesh dims along which the operation differs."""
+    replaced: tuple[tuple[int, Any], ...]
+    run: Callable[..., Tensor] | None
+    is_simple: bool
+    """Whether the operation runs on the local tensors as they are, and gives one tensor."""
+
+
+def make_plan(
+    rule: Rule, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor_class: Any
+) -> Plan:
+    """Ask the rule, and plan how its wishes are met. No communication."""
+
+    def spec_of(x: Any) -> Any:
+        if isinstance(x, tensor_class):
+            return x._spec
+        return tuple(map(spec_of, x)) if isinstance(x, (list, tuple)) else x
+
+    given = [spec_of(arg) for arg in args]
+    try:
+        outcome = rule.plan(*given, **kwargs)
+    except (ValueError, TypeError) as error:
+        # Never TypeError: Python would turn it into "unsupported operand".
+        raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
+    return plan_of(outcome, given, function)
+
+
+def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
+    """How what a rule answered for these arguments (with specs for tensors) is carried out."""
+    flat = list(_with_wishes(given, outcome.inputs))
+    mesh = flat[0][1].mesh
+    output = None if outcome.output is None else make_spec(mesh, outcome.output, outcome.shape)
+    outputs = None
+    if outcome.outputs is not None:
+        outputs = tuple(
+            None if r is None else make_spec(mesh, r.placements, r.shape) for r in outcome.outputs
+        )
+    results = [spec for spec in outputs or (output,) if spec is not None]
+    # An operation that gives no tensor has no gradient.
+    differing = {
+        dim
+        for dim in range(len(mesh.shape))
+        if mesh.shape[dim] > 1 and any(not spec.placements[dim].is_replicate() for spec in results)
+    }
+    moves: list[InputMove] = []
+    marks: list[tuple[Place, tuple[int, ...]]] = []
+    for place, spec, wanted in flat:
+        if wanted is None:
+            continue
+        differs = tuple(dim for dim in sorted(differing) if wanted[dim].is_replicate())
+        if wanted != spec.placements:
+            varying = frozenset(dim for dim in differs if spec.placements[dim].is_shard())
+            steps = plan_moves(spec.placements, wanted)
+            rest = tuple(dim for dim in differs if dim not in varying)
+            moves.append(InputMove(place, spec, steps, varying, rest))
+        elif differs:
+            marks.append((place, differs))
+    replaced = tuple(outcome.replaced.items())
+    run = outcome.run
+    if output is not None and 0 in output.local_shape:  # see [Note: empty pieces] in hp_dtensor.empty
+        run = without_elements(run or function)
+    is_simple = output is not None and not (moves or marks or replaced or run)
+    return Plan(output, outputs, tuple(moves), tuple(marks), replaced, run, is_simple)
+
+
+def _with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:
+    """Every spec among the arguments, also in tuples of them, with its place and the placements that are wanted."""
+    for position, arg in enumerate(given):
+        wish = inputs[position] if position < len(inputs) else None
+        if isinstance(arg, Spec):
+            yield position, arg, wish
+        elif isinstance(arg, tuple):
+            for i, member in enumerate(arg):
+                if isinstance(member, Spec):
+                    yield (position, i), member, None if wish is None else wish[i]
+
+
+def run_plan(
+    plan: Plan,
+    function: Any,
+    args: Sequence[Any],
+    local: list[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """On the local tensors ``local`` of ``args``; the list is changed."""
+    done: list[tuple[InputMove, Tensor]] = []
+    for move in plan.moves:
+        # x * x moves x once.
+        same = (
+            found
+            for other, found in done
+            if _at(args, other.place) is _at(args, move.place) and other.equals(move)
+        )
+        moved = next(same, None)
+        if moved is None:
+            moved = run_moves(_at(local, move.place), move.spec, move.moves, move.varying)
+            moved = mark(moved, move.spec, move.marks) if move.marks else moved
+            done.append((move, moved))
+        _put(local, move.place, moved)
+    for place, dims in plan.marks:
+        _put(local, place, marked(_at(args, place), dims))
+    for position, value in plan.replaced:
+        local[position] = value
+    return (plan.run or function)(*local, **kwargs)
+
+
+def _at(args: Sequence[Any], place: Place) -> Any:
+    return args[place] if isinstance(place, int) else args[place[0]][place[1]]
+
+
+def _put(local: list[Any], place: Place, value: Any) -> None:
+    if isinstance(place, int):
+        local[place] = value
+    else:
+        local[place[0]][place[1]] = value
+
+
+def position_of(place: Place) -> int:
+    """The position of the argument itself."""
+    return place if isinstance(place, int) else place[0]
