@@ -113,7 +113,11 @@ def ensure(session: nox.Session, name: str) -> Environment:
 
     if _read(packages_stamp) != packages:
         session.log(f"installing the packages of this repository into {environment.path.relative_to(ROOT)}")
-        _pip_install(session, environment, "--no-build-isolation", *_editable_packages())
+        # The requirements once more: a newer release of some dependency may want what they forbid (contourpy 1.4 wants
+        # NumPy 2), and pip keeps to bounds only within one call.
+        _pip_install(
+            session, environment, "--no-build-isolation", *environment.requirements, *_editable_packages()
+        )
         for tool in environment.local_tools:
             _pip_install(session, environment, "--no-build-isolation", "--no-deps", "-e", str(ROOT / tool))
         packages_stamp.write_text(packages)
