@@ -18,7 +18,7 @@ CALLS: dict[str, Any] = {
     "add a number": lambda x, y: x.add_(2.0),
     "mul_": lambda x, y: x.mul_(y),
     "mul by a number": lambda x, y: x.mul_(3.0),
-    "relu_": lambda x, y: x.relu_(),
+    "floor_": lambda x, y: x.floor_(),
     "clamp_": lambda x, y: x.clamp_(min=0.5),
     "div_": lambda x, y: x.div_(y),
 }
@@ -37,7 +37,7 @@ def test_the_target_gets_the_values_of_the_unsharded_program_and_stays_where_it_
     (x, real), (y, _) = _values(world, 0), _values(world, 4)
     whole = {
         "add_": x + y, "iadd": x + y, "add a number": x + 2.0, "mul_": x * y, "mul by a number": x * 3.0,
-        "relu_": x * (x > 0), "clamp_": world.platform.where(x > 0.5, x, x * 0 + 0.5), "div_": x / y,
+        "floor_": x.floor(), "clamp_": world.platform.where(x > 0.5, x, x * 0 + 0.5), "div_": x / y,
     }  # fmt: skip
     with world.platform.no_grad():
         for at in PLACEMENTS:
@@ -45,8 +45,9 @@ def test_the_target_gets_the_values_of_the_unsharded_program_and_stays_where_it_
                 for name, call in CALLS.items():
                     target = distribute_tensor(x, mesh, [at])
                     memory = world.platform.data_ptr(target.to_local())
-                    assert call(target, distribute_tensor(y, mesh, [other])) is target
+                    result = call(target, distribute_tensor(y, mesh, [other]))
                     label = f"{name} of {at} with {other}"
+                    assert result is target, label
                     assert target.placements == (at,), label
                     assert world.platform.data_ptr(target.to_local()) == memory, label
                     assert_parity(target.full_tensor(), whole[name], atol=TOLERANCE[real], rtol=0, name=label)

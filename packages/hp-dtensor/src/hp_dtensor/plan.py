@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from hp_dtensor.empty import without_elements
@@ -73,7 +73,8 @@ def make_plan(
     except (ValueError, TypeError) as error:
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
-    return plan_of(outcome, given, function)
+    plan = plan_of(outcome, given, function)
+    return replace(plan, is_simple=False) if rule.in_place else plan
 
 
 def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
