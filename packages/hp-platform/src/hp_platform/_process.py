@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_platform.group import ProcessGroup
@@ -26,6 +26,8 @@ class ProcessState:
     platform: Platform | None = None
     world: ProcessGroup | None = None
     """The default process group; group and mesh tables hang on it."""
+    writing: Any = None
+    """The checkpoint that a thread writes in the background, or wrote last (a ``concurrent.futures.Future``). The next save waits for it."""
 
 
 state = ProcessState()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -163,6 +165,35 @@ def test_bfloat16_comes_to_numpy_as_float32_exactly(platform, make):
     array = platform.to_numpy(make([1.0, -0.0078125, 3.0e38], "bfloat16"))
     assert array.dtype == np.float32
     assert array[:2].tolist() == [1.0, -0.0078125]
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+@pytest.mark.parametrize("name", [*DTYPES, "complex64"])
+def test_bits_leave_and_come_back_as_they_are(platform, device, make, name, shape):
+    width = platform.itemsize(name)
+    count = math.prod(shape)
+    # Values of a single bit each, and the sign: no NaN, whose bits a copy may change.
+    bits = np.array([0, 1, 1 << (8 * width - 1), 4, 8, 16], f"u{width}")[:count].reshape(shape)
+    bits = np.asarray(bits & np.uint8(1)) if name == "bool" else bits
+    x = platform.from_bits(bits.copy(), name, device)
+    assert (tuple(x.shape), platform.dtype_name(x.dtype)) == (shape, name)
+    assert platform.device_of(x) == platform.device(device).current()
+    out = platform.to_bits(x)
+    assert out.dtype == bits.dtype
+    assert out.tobytes() == bits.tobytes()
+    out[...] = 1
+    assert platform.to_bits(x).tobytes() == bits.tobytes()
+
+
+def test_bits_are_the_values_of_the_tensor_also_of_a_transposed_one(platform, make):
+    x = make(NUMBERS, "float32")
+    assert platform.to_bits(platform.transpose(x, 0, 1)).tobytes() == NUMBERS.T.astype("f4").tobytes()
+    assert platform.to_bits(make([1.0, -2.0], "bfloat16")).tolist() == [0x3F80, 0xC000]
+
+
+def test_bits_of_sixteen_bytes_are_refused(platform):
+    with pytest.raises(ValueError, match="at most 8 bytes, got complex128 of 16"):
+        platform.to_bits(platform.zeros((2,), "complex128", "cpu"))
 
 
 @pytest.mark.parametrize("other", [1, None, np.zeros(2), [1.0], "tensor"])

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import mint, ops
 from mindspore.utils import dlpack
 
+from hp_platform.bits import unsigned
 from hp_platform.mindspore import _composed, _private
 from hp_platform.mindspore._dtypes import FLOATING, ITEMSIZE, NAME_OF, resolve
 from hp_platform.mindspore._private import executor
@@ -130,6 +131,22 @@ class MindSporeTensorOps:
         if x.dtype == mindspore.bfloat16:
             x = x.astype(mindspore.float32)
         return np.array(x.asnumpy(), copy=True)
+
+    def to_bits(self, x: mindspore.Tensor) -> Any:
+        """The bits on the host."""
+        kind = unsigned(self.dtype_name(x.dtype), self.itemsize(x.dtype))
+        shape, host = tuple(x.shape), ops.stop_gradient(x)
+        if host.dtype == mindspore.bfloat16:
+            host = host.contiguous().view((x.size,)).view(mindspore.int16)
+        return np.array(host.asnumpy(), order="C").reshape(shape).view(kind)
+
+    def from_bits(self, bits: Any, dtype: Any, device: str | None = None) -> mindspore.Tensor:
+        """A tensor of these bits."""
+        wanted = resolve(dtype)
+        if wanted == mindspore.bfloat16:
+            row = mindspore.Tensor(bits.reshape(-1).view(np.int16))
+            return self._placed(row.view(wanted).view(bits.shape), device)
+        return self._placed(mindspore.Tensor(bits.view(NAME_OF[wanted])), device)
 
     def is_tensor(self, x: Any) -> bool:
         """Whether it is a MindSpore tensor."""

@@ -100,6 +100,17 @@ class TensorOps(Protocol):
         """A numpy copy on the host (bfloat16 comes as float32, exactly). Waits for the device."""
         ...
 
+    def to_bits(self, x: AnyTensor) -> Any:
+        """A numpy copy on the host of the very bits, as unsigned integers as wide as an element. Waits for the device.
+
+        For every dtype of at most 8 bytes, also those that numpy lacks; ValueError for complex128.
+        """
+        ...
+
+    def from_bits(self, bits: Any, dtype: DType, device: str | None = None) -> AnyTensor:
+        """The tensor whose :meth:`to_bits` is ``bits``. It may stand on the array's memory, so nobody may write there any more."""
+        ...
+
     def is_tensor(self, x: Any) -> bool:
         """Whether ``x`` is a tensor of this framework (parameters and subclasses too)."""
         ...

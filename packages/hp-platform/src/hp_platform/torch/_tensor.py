@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hp_platform.bits import unsigned
 from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
 
 
@@ -84,6 +85,19 @@ class TorchTensorOps:
         # Copied by torch, not by numpy: a storage that numpy has looked into can never be resized again.
         host = x.detach().to("cpu", torch.float32 if x.dtype in WITHOUT_NUMPY else x.dtype, copy=True)
         return host.resolve_conj().resolve_neg().numpy()
+
+    def to_bits(self, x: torch.Tensor) -> Any:
+        """The bits on the host."""
+        kind = unsigned(self.dtype_name(x.dtype), x.itemsize)
+        host = x.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
+        if host.dtype in WITHOUT_NUMPY:
+            host = host.view(torch.uint16 if host.itemsize == 2 else torch.uint8)
+        return host.numpy().view(kind)
+
+    def from_bits(self, bits: Any, dtype: Any, device: str | None = None) -> torch.Tensor:
+        """A tensor of these bits."""
+        made = torch.from_numpy(bits).view(resolve(dtype))
+        return made if device is None else made.to(device)
 
     def is_tensor(self, x: Any) -> bool:
         """Whether it is a torch tensor."""
