@@ -79,7 +79,7 @@ def make_plan(
 
 def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
     """How what a rule answered for these arguments (with specs for tensors) is carried out."""
-    flat = list(_with_wishes(given, outcome.inputs))
+    flat = list(with_wishes(given, outcome.inputs))
     mesh = flat[0][1].mesh
     output = None if outcome.output is None else make_spec(mesh, outcome.output, outcome.shape)
     outputs = None
@@ -115,7 +115,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
     return Plan(output, outputs, tuple(moves), tuple(marks), replaced, run, is_simple)
 
 
-def _with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:
+def with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:
     """Every spec among the arguments, also in tuples of them, with its place and the placements that are wanted."""
     for position, arg in enumerate(given):
         wish = inputs[position] if position < len(inputs) else None

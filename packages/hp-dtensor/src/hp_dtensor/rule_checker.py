@@ -6,38 +6,28 @@ wants them, and gradients are put together as :mod:`hp_dtensor.conversions` coun
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hp_dtensor.empty import without_elements
-from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
+from hp_dtensor.pieces import Coordinate, assembled, coordinates, piece, seeds, whole_gradient
+from hp_dtensor.placements import Placement
+from hp_dtensor.plan import Plan, plan_of, with_wishes
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
-from hp_dtensor.spec import local_block, make_spec, shown
+from hp_dtensor.simulation import CheckerMesh, Replies
+from hp_dtensor.spec import Spec, make_spec, shown
 from hp_platform import get_platform
 
+__all__ = ["CheckerMesh", "assembled", "check_rule", "piece"]
+
 Tensor = Any
-Coordinate = tuple[int, ...]
-
-
-class CheckerMesh:
-    """A mesh as one of its ranks sees it, without a process for each."""
-
-    def __init__(self, shape: tuple[int, ...], coordinate: Coordinate) -> None:
-        self.shape = shape
-        self.interned: dict[Any, Any] = {}
-        self._coordinate = coordinate
-
-    def get_coordinate(self) -> Coordinate:
-        """The rank's position."""
-        return self._coordinate
 
 
 def check_rule(
     name: str,
-    function: Callable[..., Tensor],
+    function: Callable[..., Any],
     args: Sequence[Any],
     placements: Sequence[Sequence[Placement]],
     mesh_shape: tuple[int, ...],
@@ -49,149 +39,187 @@ def check_rule(
 
     Args:
         name: of a rule in :data:`hp_dtensor.rules.RULES`.
-        function: works on plain tensors of the process' framework.
-        args: positional arguments as the rule takes them; tensors are whole, those of a floating dtype are differentiated.
+        function: works on plain tensors of the process' framework; gives a tensor, several in a tuple or list, or a value.
+        args: positional arguments as the rule takes them; tensors (also those in lists) are whole, those of a floating
+            dtype are differentiated.
         placements: for each tensor among ``args``, in their order.
         mesh_shape: how many ranks along each mesh dim.
         kwargs: scalars.
         tolerance: largest absolute difference of values and gradients that is allowed.
 
+    Collectives that the rule's own ``run`` starts are simulated: see [Note: replies] in :mod:`hp_dtensor.simulation`.
+
     Returns what the rule answered on the first rank. AssertionError, with rule, placements and mesh, if a value or gradient
     differs, a local shape is not that of the output's spec, or ranks get different answers. Communication: none.
     """
-    platform, kwargs = get_platform(), dict(kwargs or {})
-    tensors = [arg for arg in args if platform.is_tensor(arg)]
     label = f"rule {name!r} of {', '.join(map(shown, placements))} on mesh {mesh_shape}"
-    with platform.enable_grad():
+    tensors = list(_tensors_of(args))
+    run = _Run(name, function, args, tensors, placements, mesh_shape, dict(kwargs or {}), label)
+    with get_platform().enable_grad():
         leaves = [_leaf(x) for x in tensors]
-        whole = function(*_with_tensors(args, leaves), **kwargs)
-        seed = _seed(whole)
-        expected_grads = _gradients(whole, leaves, seed)
-        run = _Run(name, function, args, tensors, placements, mesh_shape, kwargs, seed)
-        results = {c: run.on_rank(c) for c in itertools.product(*map(range, mesh_shape))}
-    outcomes = [result[0] for result in results.values()]
-    first = outcomes[0]
-    same = all((o.inputs, o.output, o.shape) == (first.inputs, first.output, first.shape) for o in outcomes)
-    assert same, f"{label}: ranks get different answers: {outcomes}"
-    value = f"{label}: value"
-    found = assembled({c: r[1] for c, r in results.items()}, first.output, mesh_shape, value)
-    _compare(found, whole, value, tolerance)
-    wanted = [p for p in first.inputs if p is not None]
-    for i, expected in enumerate(expected_grads):
-        if expected is None:
-            continue
-        lies = _gradient_lies(wanted[i], first.output)
-        gradient = f"{label}: gradient of tensor {i}"
-        found = assembled({c: r[2][i] for c, r in results.items()}, lies, mesh_shape, gradient)
-        _compare(found, expected, gradient, tolerance)
+        whole = _results(function(*_with_tensors(args, leaves), **run.kwargs))
+        seeded = [_seed(x) for x in whole]
+        expected = _gradients(whole, leaves, seeded)
+        ranks = run.passes(seeded)
+    first = ranks[0].outcome
+    for rank in ranks[1:]:
+        same = _answer(rank.outcome) == _answer(first)
+        assert same, f"{label}: ranks get different answers: {first} and {rank.outcome}"
+    for i, value in enumerate(whole):
+        place = f"{label}: value" + (f" {i}" if len(whole) > 1 else "")
+        spec = ranks[0].specs[i]
+        if spec is None:
+            found = [rank.results[i] for rank in ranks]
+            assert all(x == value for x in found), f"{place}: {found}, expected {value}"
+        else:
+            _compare(
+                assembled({r.coordinate: r.results[i] for r in ranks}, spec.placements, place),
+                value,
+                place,
+                tolerance,
+            )
+    for i, grad in enumerate(expected):
+        if grad is not None:
+            place = f"{label}: gradient of tensor {i}"
+            _compare(run.gradient(ranks, i, place), grad, place, tolerance)
     return first
 
 
+@dataclass
+class _Rank:
+    """What one rank gets."""
+
+    coordinate: Coordinate
+    outcome: Outcome
+    specs: list[Spec | None]
+    """Of the results."""
+    wanted: list[Placements]
+    """How each input lies when the operation runs."""
+    pieces: list[Tensor]
+    results: list[Any]
+    grads: list[Tensor | None] = field(default_factory=list)
+
+
+@dataclass
 class _Run:
-    """What every rank does."""
+    """The operation on all ranks."""
 
-    def __init__(self, *given: Any) -> None:
-        (
-            self.name,
-            self.function,
-            self.args,
-            self.tensors,
-            self.placements,
-            self.mesh_shape,
-            self.kwargs,
-            self.seed,
-        ) = given
+    name: str
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    tensors: Sequence[Tensor]
+    placements: Sequence[Sequence[Placement]]
+    mesh_shape: tuple[int, ...]
+    kwargs: dict[str, Any]
+    label: str
 
-    def on_rank(self, coordinate: Coordinate) -> tuple[Outcome, Tensor, list[Tensor | None]]:
-        mesh = CheckerMesh(self.mesh_shape, coordinate)
+    def passes(self, seeded: Sequence[Tensor | None]) -> list[_Rank]:
+        """Forward and backward on every rank, as often as collectives need it."""
+        replies = Replies()
+        while True:
+            ranks = [self.forward(c, replies) for c in coordinates(self.mesh_shape)]
+            self.backward(ranks, seeded)
+            if replies.settle(self.mesh_shape):
+                return ranks
+
+    def forward(self, coordinate: Coordinate, replies: Replies) -> _Rank:
+        mesh = CheckerMesh(self.mesh_shape, coordinate, replies)
         specs = [
             make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, self.placements, strict=True)
         ]
         given = _with_tensors(self.args, specs)
         outcome = RULES[self.name].plan(*given, **self.kwargs)
-        wanted = [p for p in outcome.inputs if p is not None]
+        plan = plan_of(outcome, given, self.function)
+        wanted = [wish or spec.placements for _, spec, wish in with_wishes(given, outcome.inputs)]
         pieces = [
             _leaf(piece(x, p, self.mesh_shape, coordinate)) for x, p in zip(self.tensors, wanted, strict=True)
         ]
-        local = list(_with_tensors(self.args, pieces))
-        for position, value in outcome.replaced.items():
+        local = [list(x) if isinstance(x, tuple) else x for x in _with_tensors(self.args, pieces)]
+        for position, value in plan.replaced:
             local[position] = value
-        shape, _ = local_block(outcome.shape, outcome.output, self.mesh_shape, coordinate)
-        run = outcome.run or self.function
-        result = (without_elements(run) if 0 in shape else run)(*local, **self.kwargs)
-        assert tuple(result.shape) == shape, (
-            f"rule {self.name!r} of {specs} at {coordinate}: the local result has shape {tuple(result.shape)}, its spec {shape}"
+        results = _results((plan.run or self.function)(*local, **self.kwargs))
+        of_results = _specs_of_results(plan)
+        assert len(results) == len(of_results), (
+            f"{self.label}: {len(results)} results, the rule says {len(of_results)}"
         )
-        seed = None
-        if self.seed is not None:
-            lies = make_spec(mesh, outcome.output, outcome.shape).grad.placements
-            # The gradient of an average is 1/w of the whole on each rank, not any sum that makes the whole.
-            ranks = _averaged_ranks(outcome.output, self.mesh_shape)
-            seed = piece(
-                self.seed / ranks, _with_whole_sums(lies, outcome.output), self.mesh_shape, coordinate
+        for result, spec in zip(results, of_results, strict=True):
+            assert spec is None or tuple(result.shape) == spec.local_shape, (
+                f"{self.label} at {coordinate}: the local result has shape {tuple(result.shape)}, "
+                f"its spec {spec.local_shape}"
             )
-        return outcome, result, _gradients(result, pieces, seed)
+        return _Rank(coordinate, outcome, of_results, wanted, pieces, results)
+
+    def backward(self, ranks: Sequence[_Rank], seeded: Sequence[Tensor | None]) -> None:
+        platform = get_platform()
+        of_ranks: dict[Coordinate, list[Tensor | None]] = {rank.coordinate: [] for rank in ranks}
+        for i, seed in enumerate(seeded):
+            spec = ranks[0].specs[i]
+            parts: dict[Coordinate, Any] = {}
+            if seed is not None:
+                assert spec is not None, (
+                    f"{self.label}: result {i} has a gradient, but the rule knows no spec of it"
+                )
+                values = {rank.coordinate: platform.to_numpy(rank.results[i]) for rank in ranks}
+                parts = seeds(platform.to_numpy(seed), values, spec.placements)
+            for rank in ranks:
+                of_rank = None
+                if seed is not None:
+                    g = parts[rank.coordinate].reshape(rank.results[i].shape)
+                    of_rank = platform.tensor(g, seed.dtype, platform.device_of(seed))
+                of_ranks[rank.coordinate].append(of_rank)
+        for rank in ranks:
+            rank.grads = _gradients(rank.results, rank.pieces, of_ranks[rank.coordinate])
+
+    def gradient(self, ranks: Sequence[_Rank], i: int, label: str) -> Any:
+        to_numpy, first = get_platform().to_numpy, ranks[0]
+        differing = {
+            dim
+            for dim, num_ranks in enumerate(self.mesh_shape)
+            if num_ranks > 1
+            and any(spec is not None and not spec.placements[dim].is_replicate() for spec in first.specs)
+        }
+        wish = [wish for _, _, wish in with_wishes(self.given(first), first.outcome.inputs)][i]
+        marked = frozenset(dim for dim in differing if wish is not None and wish[dim].is_replicate())
+        values = {rank.coordinate: to_numpy(rank.pieces[i]) for rank in ranks}
+        grads = {rank.coordinate: to_numpy(rank.grads[i]) for rank in ranks}
+        return whole_gradient(grads, values, first.wanted[i], marked, label)
+
+    def given(self, rank: _Rank) -> tuple[Any, ...]:
+        mesh = CheckerMesh(self.mesh_shape, rank.coordinate)
+        specs = [make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, rank.wanted, strict=True)]
+        return _with_tensors(self.args, specs)
 
 
-def piece(x: Tensor, placements: Placements, mesh_shape: Sequence[int], coordinate: Coordinate) -> Tensor:
-    """The part of a whole tensor at a coordinate. A sum or average is taken apart into unequal summands."""
-    platform = get_platform()
-    sizes, offsets = local_block(x.shape, placements, mesh_shape, coordinate)
-    for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
-        x = platform.narrow(x, dim, offset, size)
-    for placement, num_ranks, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if isinstance(placement, Partial):
-            # 0.5, 1, 1.5, ... and what is missing to 1: exact in binary.
-            weight = 0.5 * (index + 1) if index else 1 - 0.25 * (num_ranks - 1) * (num_ranks + 2)
-            x = x * (weight * (num_ranks if placement != PARTIAL else 1))
-    return platform.clone(platform.detach(x))
+def _answer(outcome: Outcome) -> tuple[Any, ...]:
+    return outcome.inputs, outcome.output, outcome.shape, outcome.outputs
 
 
-def assembled(
-    pieces: Mapping[Coordinate, Tensor],
-    placements: Placements,
-    mesh_shape: Sequence[int],
-    label: str = "pieces",
-) -> Any:
-    """The whole, as a numpy array, of the ranks' pieces. AssertionError, with ``label``, if replicas differ."""
-    import numpy as np
-
-    arrays = {coordinate: get_platform().to_numpy(x) for coordinate, x in pieces.items()}
-    for mesh_dim in reversed(range(len(mesh_shape))):
-        placement, num_ranks = placements[mesh_dim], mesh_shape[mesh_dim]
-        joined = {}
-        for outer in itertools.product(*map(range, mesh_shape[:mesh_dim])):
-            line = [(*outer, index) for index in range(num_ranks)]
-            parts = [arrays[coordinate] for coordinate in line]
-            if isinstance(placement, Shard):
-                joined[outer] = np.concatenate(parts, placement.dim)
-            elif isinstance(placement, Partial):
-                joined[outer] = np.sum(parts, axis=0) / (1 if placement == PARTIAL else num_ranks)
-            else:
-                for other in parts[1:]:
-                    np.testing.assert_allclose(
-                        other, parts[0], rtol=0, atol=1e-11, err_msg=f"{label}: replicas differ"
-                    )
-                joined[outer] = parts[0]
-        arrays = joined
-    return arrays[()]
+def _specs_of_results(plan: Plan) -> list[Spec | None]:
+    return list(plan.outputs) if plan.outputs is not None else [plan.output]
 
 
-def _gradient_lies(wanted: Placements, output: Placements) -> Placements:
-    """How the local gradient of an input lies: see [Note: how gradients are counted] in hp_dtensor.conversions."""
-    lies: list[Placement] = []
-    for own, out in zip(wanted, output, strict=True):
-        is_summand = own.is_partial("avg") or (own.is_replicate() and not out.is_replicate())
-        lies.append(PARTIAL if is_summand else own if own.is_shard() else REPLICATE)
-    return tuple(lies)
+def _results(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-def _averaged_ranks(output: Placements, mesh_shape: Sequence[int]) -> int:
-    return math.prod(n for p, n in zip(output, mesh_shape, strict=True) if p.is_partial("avg"))
+def _tensors_of(args: Sequence[Any]) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from _tensors_of(arg)
+        elif get_platform().is_tensor(arg):
+            yield arg
 
 
-def _with_whole_sums(lies: Placements, output: Placements) -> Placements:
-    return tuple(REPLICATE if out.is_partial() else own for own, out in zip(lies, output, strict=True))
+def _with_tensors(args: Sequence[Any], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with other values in the places of the tensors; lists as tuples."""
+    left, is_tensor = iter(tensors), get_platform().is_tensor
+
+    def replaced(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return tuple(map(replaced, x))
+        return next(left) if is_tensor(x) else x
+
+    return tuple(map(replaced, args))
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -200,10 +228,10 @@ def _leaf(x: Tensor) -> Tensor:
     return platform.set_requires_grad_(leaf, True) if platform.is_floating(leaf.dtype) else leaf
 
 
-def _seed(whole: Tensor) -> Tensor | None:
+def _seed(whole: Any) -> Tensor | None:
     """A gradient of the result in which every element counts differently; None if it has none."""
     platform = get_platform()
-    if not platform.requires_grad(whole):
+    if not platform.is_tensor(whole) or not platform.requires_grad(whole):
         return None
     count = math.prod(whole.shape)
     ramp = platform.cast(
@@ -212,12 +240,23 @@ def _seed(whole: Tensor) -> Tensor | None:
     return platform.reshape(ramp, tuple(whole.shape)) * 0.25
 
 
-def _gradients(result: Tensor, leaves: Sequence[Tensor], seed: Tensor | None) -> list[Tensor | None]:
+def _gradients(
+    results: Sequence[Any], leaves: Sequence[Tensor], seeded: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     platform = get_platform()
-    if seed is None:
+    pairs = [
+        (x, seed)
+        for x, seed in zip(results, seeded, strict=True)
+        if seed is not None and platform.requires_grad(x)
+    ]
+    if all(seed is None for seed in seeded):
         return [None] * len(leaves)
     asked = [i for i, leaf in enumerate(leaves) if platform.requires_grad(leaf)]
-    found = platform.grad([result], [leaves[i] for i in asked], [seed], allow_unused=True)
+    found: Sequence[Tensor | None] = [None] * len(asked)
+    if pairs:
+        found = platform.grad(
+            [x for x, _ in pairs], [leaves[i] for i in asked], [seed for _, seed in pairs], allow_unused=True
+        )
     grads: list[Tensor | None] = [None] * len(leaves)
     for i, grad in zip(asked, found, strict=True):
         grads[i] = platform.zeros_like(platform.detach(leaves[i])) if grad is None else grad
@@ -230,9 +269,3 @@ def _compare(found: Any, expected: Tensor, label: str, tolerance: float) -> None
     wanted = get_platform().to_numpy(expected)
     assert found.shape == wanted.shape, f"{label}: shape {found.shape}, expected {wanted.shape}"
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance, err_msg=label)
-
-
-def _with_tensors(args: Sequence[Any], tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with other values in the places of the tensors."""
-    left, platform = iter(tensors), get_platform()
-    return tuple(next(left) if platform.is_tensor(arg) else arg for arg in args)
