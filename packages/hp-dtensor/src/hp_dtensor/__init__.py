@@ -14,6 +14,7 @@ from hp_platform.lazy import attach
 if TYPE_CHECKING:
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
     from hp_dtensor.native import DTensor as DTensor
+    from hp_dtensor.picture import show as show
     from hp_dtensor.placements import Partial as Partial
     from hp_dtensor.placements import Placement as Placement
     from hp_dtensor.placements import Replicate as Replicate
@@ -26,6 +27,7 @@ _WHERE = {
     "Replicate": "placements",
     "Shard": "placements",
     "distribute_tensor": "creation",
+    "show": "picture",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hp_dtensor import Replicate as Replicate
     from hp_dtensor import Shard as Shard
     from hp_dtensor import distribute_tensor as distribute_tensor
+    from hp_dtensor import show as show
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
@@ -46,6 +47,7 @@ _WHERE = {
     "StateDictOptions": "hp_fsdp",
     "destroy_process_group": "hp_platform",
     "distribute_tensor": "hp_dtensor",
+    "show": "hp_dtensor",
     "fully_shard": "hp_fsdp",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
