@@ -26,7 +26,7 @@ def checked_local(
 ) -> tuple[Tensor, Spec]:
     """The arguments of ``from_local`` as local tensor and spec, or the error that says what is wrong with them."""
     _check_plain(local, "from_local")
-    _check_mesh(mesh)
+    check_mesh(mesh)
     placements = resolve(mesh, placements, local.ndim)
     if shape is None:
         shape = _agreed_shape(local, mesh, placements)
@@ -130,7 +130,7 @@ def distribute_tensor(
         raise ValueError("distribute_tensor takes a plain tensor, got a DTensor: use its redistribute()")
     _check_plain(tensor, "distribute_tensor")
     mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
-    _check_mesh(mesh)
+    check_mesh(mesh)
     spec = make_spec(
         mesh, (REPLICATE,) * len(mesh.shape) if placements is None else placements, tuple(tensor.shape)
     )
@@ -197,7 +197,8 @@ def _check_plain(tensor: Any, function: str) -> None:
         )
 
 
-def _check_mesh(mesh: Any) -> None:
+def check_mesh(mesh: Any) -> None:
+    """ValueError unless it is a mesh of this library."""
     from hp_platform import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
