@@ -223,3 +223,12 @@ def test_equal_meshes_are_one_and_an_empty_world_is_none(world: World) -> None:
     y = distribute_tensor(_values(world, 4), DeviceMesh(world.device_type, [0, 1]), [S0])
     assert x.device_mesh is not y.device_mesh
     assert_parity(x + y, _values(world, 4) * 2, exact=True)
+
+
+@distributed(world_size=2)
+def test_functions_of_one_rule_do_not_share_what_they_do_with_an_empty_piece(world: World) -> None:
+    name = world.platform.dtype_name
+    x = distribute_tensor(_values(world, 1), _mesh(world), [S0])
+    assert name(x.exp().dtype) == _real(world)
+    assert name((x > 0).dtype) == "bool"
+    assert (x > 0).tolist() == [False]

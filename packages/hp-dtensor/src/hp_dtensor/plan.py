@@ -53,8 +53,19 @@ class Plan:
     """Arguments and the mesh dims along which the operation differs."""
     replaced: tuple[tuple[int, Any], ...]
     run: Callable[..., Tensor] | None
+    prepare: Callable[[list[Any]], list[Any]] | None
+    is_empty: bool
+    """Whether this rank's result has no elements."""
     is_simple: bool
     """Whether the operation runs on the local tensors as they are, and gives one tensor."""
+
+    def call(self, function: Callable[..., Any], local: list[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operation on local arguments that lie as it wants them. A plan serves all functions of its rule."""
+        if self.run is None and self.prepare is not None:
+            local = self.prepare(local)
+        run = self.run or function
+        # See [Note: empty pieces] in hp_dtensor.empty.
+        return (without_elements(run) if self.is_empty else run)(*local, **kwargs)
 
 
 def make_plan(
@@ -108,11 +119,10 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         elif differs:
             marks.append((place, differs))
     replaced = tuple(outcome.replaced.items())
-    run = outcome.run
-    if output is not None and 0 in output.local_shape:  # see [Note: empty pieces] in hp_dtensor.empty
-        run = without_elements(run or function)
-    is_simple = output is not None and not (moves or marks or replaced or run)
-    return Plan(output, outputs, tuple(moves), tuple(marks), replaced, run, is_simple)
+    run, prepare = outcome.run, outcome.prepare
+    is_empty = output is not None and 0 in output.local_shape
+    is_simple = output is not None and not (is_empty or moves or marks or replaced or run or prepare)
+    return Plan(output, outputs, tuple(moves), tuple(marks), replaced, run, prepare, is_empty, is_simple)
 
 
 def with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:
@@ -153,7 +163,7 @@ def run_plan(
         _put(local, place, marked(_at(args, place), dims))
     for position, value in plan.replaced:
         local[position] = value
-    return (plan.run or function)(*local, **kwargs)
+    return plan.call(function, local, kwargs)
 
 
 def _at(args: Sequence[Any], place: Place) -> Any:

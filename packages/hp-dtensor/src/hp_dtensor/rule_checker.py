@@ -137,7 +137,7 @@ class _Run:
         local = [list(x) if isinstance(x, tuple) else x for x in _with_tensors(self.args, pieces)]
         for position, value in plan.replaced:
             local[position] = value
-        results = _results((plan.run or self.function)(*local, **self.kwargs))
+        results = _results(plan.call(self.function, local, self.kwargs))
         of_results = _specs_of_results(plan)
         assert len(results) == len(of_results), (
             f"{self.label}: {len(results)} results, the rule says {len(of_results)}"

@@ -57,6 +57,8 @@ class Outcome:
     """Positional arguments that are different on local tensors, such as the shape given to view."""
     run: Callable[..., Any] | None = None
     """Runs on the local arguments instead of the operation itself."""
+    prepare: Callable[[list[Any]], list[Any]] | None = None
+    """Changes the local arguments just before the operation itself runs, where it takes values to say how."""
     outputs: tuple[Result | None, ...] | None = None
     """Of an operation with several results (then ``output`` and ``shape`` do not count), one each; None for what is no tensor.
 
