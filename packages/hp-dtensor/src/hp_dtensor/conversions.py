@@ -31,6 +31,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from hp_dtensor.simulation import SimulatedGroup
 from hp_platform import ProcessGroup, collectives, get_platform
 
 Tensor = Any
@@ -96,6 +97,18 @@ def mark(x: Tensor, groups: tuple[ProcessGroup, ...], used: Any = None) -> Tenso
     ``used()`` is called when the backward begins.
     """
     return _functions().Mark.apply(x, groups, used)
+
+
+def reduced(x: Tensor, group: ProcessGroup | SimulatedGroup, op: str = "sum") -> Tensor:
+    """The ranks' reduction of a detached tensor, as :func:`hp_platform.collectives.all_reduce` gives it."""
+    return (
+        group.all_reduce(x, op) if isinstance(group, SimulatedGroup) else collectives.all_reduce(x, group, op)
+    )
+
+
+def gathered(x: Tensor, group: ProcessGroup | SimulatedGroup) -> Tensor:
+    """The ranks' detached tensors along dim 0, as :func:`hp_platform.collectives.all_gather` gives them."""
+    return group.all_gather(x) if isinstance(group, SimulatedGroup) else collectives.all_gather(x, group)
 
 
 def keep_on(x: Tensor, keeps: bool) -> Tensor:
@@ -184,7 +197,7 @@ def _defined(platform: Any) -> SimpleNamespace:
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
             ctx.group = group
-            return collectives.all_reduce(x, group)
+            return reduced(x, group)
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:

@@ -148,7 +148,7 @@ def build_dispatch(
         if stays and rule.functional is None:
             run_plan(plan, function, args, local, kwargs)  # the rule's own way to write
             return target
-        if stays and write is not None and plan.run is None and not plan.is_empty:
+        if stays and write is not None and plan.run is None and plan.around is None and not plan.is_empty:
             run_plan(plan, function, args, local, kwargs)
             return target
         value = run_plan(plan, rule.functional or function, args, local, kwargs)

@@ -54,6 +54,7 @@ class Plan:
     replaced: tuple[tuple[int, Any], ...]
     run: Callable[..., Tensor] | None
     prepare: Callable[[list[Any]], list[Any]] | None
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None
     is_empty: bool
     """Whether this rank's result has no elements."""
     is_simple: bool
@@ -63,7 +64,7 @@ class Plan:
         """The operation on local arguments that lie as it wants them. A plan serves all functions of its rule."""
         if self.run is None and self.prepare is not None:
             local = self.prepare(local)
-        run = self.run or function
+        run = self.run or (function if self.around is None else self.around(function))
         # See [Note: empty pieces] in hp_dtensor.empty.
         return (without_elements(run) if self.is_empty else run)(*local, **kwargs)
 
@@ -119,10 +120,13 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         elif differs:
             marks.append((place, differs))
     replaced = tuple(outcome.replaced.items())
-    run, prepare = outcome.run, outcome.prepare
+    run, prepare, around = outcome.run, outcome.prepare, outcome.around
     is_empty = output is not None and 0 in output.local_shape
-    is_simple = output is not None and not (is_empty or moves or marks or replaced or run or prepare)
-    return Plan(output, outputs, tuple(moves), tuple(marks), replaced, run, prepare, is_empty, is_simple)
+    changed = is_empty or moves or marks or replaced or run or prepare or around
+    is_simple = output is not None and not changed
+    return Plan(
+        output, outputs, tuple(moves), tuple(marks), replaced, run, prepare, around, is_empty, is_simple
+    )
 
 
 def with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:

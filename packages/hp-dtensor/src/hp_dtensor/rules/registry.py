@@ -59,6 +59,8 @@ class Outcome:
     """Runs on the local arguments instead of the operation itself."""
     prepare: Callable[[list[Any]], list[Any]] | None = None
     """Changes the local arguments just before the operation itself runs, where it takes values to say how."""
+    around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    """Given the operation itself, what runs instead on the local arguments: a rule that works with the framework's kernel."""
     outputs: tuple[Result | None, ...] | None = None
     """Of an operation with several results (then ``output`` and ``shape`` do not count), one each; None for what is no tensor.
 
