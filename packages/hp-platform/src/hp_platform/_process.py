@@ -6,6 +6,7 @@ sharding state on its root module. Two models in one process never meet.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,28 @@ state = ProcessState()
 
 mesh_stack: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("hp_mesh_stack", default=())
 """Meshes entered with ``with mesh:``, innermost last."""
+
+
+skip_stack: ContextVar[tuple[frozenset[str], ...]] = ContextVar("hp_skip_stack", default=())
+"""Blocks of SkipDTensorDispatch entered, innermost last, each with the names of the operations that it does not skip."""
+
+
+class OpenSkips:
+    """How many such blocks are open in the whole process. Every operation asks this plain number before its context."""
+
+    __slots__ = ("_lock", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> None:
+        """One more, or (-1) one less."""
+        with self._lock:
+            self.count = self.count + number
+
+
+open_skips = OpenSkips()
 
 
 class OpenRecorders:
