@@ -15,8 +15,9 @@ from hp_dtensor.errors import name_of
 from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
 from hp_dtensor.redistribution import plan_moves, run_moves
 from hp_dtensor.rules.registry import Rule
+from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec
-from hp_platform import get_platform
+from hp_platform import _process, get_platform
 
 Tensor = Any
 Dispatch = Callable[[Rule, Any, tuple[Any, ...], Mapping[str, Any] | None], Any]
@@ -35,7 +36,11 @@ def build_dispatch(
     """
     plain: Any = get_platform().Tensor
 
+    skips = _process.open_skips
+
     def dispatch(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+        if skips.count and is_skipped(function, rule.name):
+            return on_locals(function, args, kwargs)
         if kwargs or rule.binds:
             args, kwargs = bound(rule, function, args, kwargs or {})
             if kwargs and kwargs.pop("inplace", False):
