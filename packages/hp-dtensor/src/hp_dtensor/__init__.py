@@ -12,6 +12,13 @@ from hp_dtensor.__about__ import __version__ as __version__
 from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
+    from hp_dtensor.checkpoint.background import SaveHandle as SaveHandle
+    from hp_dtensor.checkpoint.background import async_save as async_save
+    from hp_dtensor.checkpoint.huggingface import load_safetensors as load_safetensors
+    from hp_dtensor.checkpoint.huggingface import save_safetensors as save_safetensors
+    from hp_dtensor.checkpoint.loading import load as load
+    from hp_dtensor.checkpoint.report import LoadReport as LoadReport
+    from hp_dtensor.checkpoint.saving import save as save
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
     from hp_dtensor.native import DTensor as DTensor
     from hp_dtensor.picture import show as show
@@ -22,11 +29,18 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "DTensor": "native",
+    "LoadReport": "checkpoint.report",
     "Partial": "placements",
     "Placement": "placements",
     "Replicate": "placements",
+    "SaveHandle": "checkpoint.background",
     "Shard": "placements",
+    "async_save": "checkpoint.background",
     "distribute_tensor": "creation",
+    "load": "checkpoint.loading",
+    "load_safetensors": "checkpoint.huggingface",
+    "save": "checkpoint.saving",
+    "save_safetensors": "checkpoint.huggingface",
     "show": "picture",
 }
 

@@ -11,11 +11,18 @@ from hyper_parallel.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
     from hp_dtensor import DTensor as DTensor
+    from hp_dtensor import LoadReport as LoadReport
     from hp_dtensor import Partial as Partial
     from hp_dtensor import Placement as Placement
     from hp_dtensor import Replicate as Replicate
+    from hp_dtensor import SaveHandle as SaveHandle
     from hp_dtensor import Shard as Shard
+    from hp_dtensor import async_save as async_save
     from hp_dtensor import distribute_tensor as distribute_tensor
+    from hp_dtensor import load as load
+    from hp_dtensor import load_safetensors as load_safetensors
+    from hp_dtensor import save as save
+    from hp_dtensor import save_safetensors as save_safetensors
     from hp_dtensor import show as show
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
@@ -39,15 +46,17 @@ _WHERE = {
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
     "HSDPModule": "hp_fsdp",
+    "LoadReport": "hp_dtensor",
     "MixedPrecisionPolicy": "hp_fsdp",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
     "Replicate": "hp_dtensor",
+    "SaveHandle": "hp_dtensor",
     "Shard": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
+    "async_save": "hp_dtensor",
     "destroy_process_group": "hp_platform",
     "distribute_tensor": "hp_dtensor",
-    "show": "hp_dtensor",
     "fully_shard": "hp_fsdp",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
@@ -57,8 +66,13 @@ _WHERE = {
     "get_process_group_ranks": "hp_platform",
     "init_device_mesh": "hp_platform",
     "init_process_group": "hp_platform",
+    "load": "hp_dtensor",
+    "load_safetensors": "hp_dtensor",
     "mark_created_groups": "hp_platform",
+    "save": "hp_dtensor",
+    "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
+    "show": "hp_dtensor",
     "split_group": "hp_platform",
 }
 

@@ -1,0 +1,138 @@
+"""``load``: every rank reads what it holds, and nothing else; any layout, mesh and number of ranks from any other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, overload
+
+from hp_dtensor.checkpoint import folders, nest, sources
+from hp_dtensor.checkpoint.boxes import Box, whole
+from hp_dtensor.checkpoint.nest import FlatState, flatten
+from hp_dtensor.checkpoint.report import LoadReport
+from hp_dtensor.checkpoint.safetensors_file import NAME_OF
+from hp_dtensor.checkpoint.saving import wait_for_running
+from hp_dtensor.checkpoint.sources import Source
+from hp_dtensor.checkpoint.stored import Chunk, Stored, StoredTensor
+from hp_platform import get_platform
+
+
+@overload
+def load(state: str | os.PathLike[str], path: None = None) -> Any: ...
+@overload
+def load(
+    state: Any, path: str | os.PathLike[str], *, strict: bool = True, cast: bool = False
+) -> LoadReport: ...
+def load(
+    state: Any, path: str | os.PathLike[str] | None = None, *, strict: bool = True, cast: bool = False
+) -> Any:
+    """Read a checkpoint into a state, in place; or, as ``load(path)``, as a new nested state of whole plain tensors on cpu.
+
+    Args:
+        state: nested as it was saved, with DTensors (any placements, mesh, number of ranks) or plain tensors, which are
+            filled, and values, which are replaced in their dicts and lists.
+        path: the folder given to ``save`` (the newest complete checkpoint is read), or the folder of one save.
+        strict: whether names that are missing or unexpected, and shapes, dtypes and kinds that differ, are an error, told
+            before anything is changed. False: what fits is loaded, and the report tells the rest.
+        cast: whether a dtype that differs is converted instead.
+
+    Returns a :class:`hp_dtensor.LoadReport`; ``load(path)`` the state. Reads only the parts of files that overlap what this
+    rank holds; one tensor's local piece at a time is in host memory. Nothing is unpickled. Communication: none: ranks that do
+    not hold the state need not call.
+
+    Raises ValueError if nothing complete is there, a file is damaged, or ``strict`` finds differences.
+    """
+    wait_for_running()
+    if path is None:
+        if not isinstance(state, (str, os.PathLike)):
+            raise ValueError(
+                f"load takes load(path), or load(state, path); got a {type(state).__name__} and no path: say where it lies"
+            )
+        return _whole(_open(Path(state)))
+    return fill(flatten(state, sources.is_tensor), _open(Path(path)), strict=strict, cast=cast)
+
+
+def _open(path: Path) -> Stored:
+    folder = folders.find(path)
+    index = folders.read_index(folder)
+    tensors, values = {}, {}
+    for name, entry in index["entries"].items():
+        if "value" in entry:
+            values[name] = entry["value"]
+            continue
+        chunks = tuple(
+            Chunk(c["file"], c["key"], Box(tuple(c["offset"]), tuple(c["size"]))) for c in entry["chunks"]
+        )
+        tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), chunks)
+    return Stored(
+        folder, tensors, values, tuple(index["entries"]), index["kinds"], index["root"], index["files"],
+        folders.incomplete(folder.parent),
+    )  # fmt: skip
+
+
+def _whole(stored: Stored) -> Any:
+    leaves = {
+        name: stored.values[name]
+        if name in stored.values
+        else stored.read(name, whole(stored.tensors[name].shape), "cpu")
+        for name in stored.order
+    }
+    return nest.rebuild(stored.root, stored.kinds, leaves)
+
+
+def fill(flat: FlatState, stored: Stored, *, strict: bool, cast: bool) -> LoadReport:
+    """Compare, then read what fits."""
+    targets = sources.sources_of(flat)
+    missing = [name for name in flat.leaves if name not in stored.tensors and name not in stored.values]
+    unexpected = [name for name in (*stored.tensors, *stored.values) if name not in flat.leaves]
+    differences = {
+        name: told
+        for name in flat.leaves
+        if name not in missing and (told := _difference(name, flat, targets.get(name), stored, cast=cast))
+    }
+    report = LoadReport(
+        str(stored.folder), tuple(missing), tuple(unexpected), tuple(differences.values()), stored.incomplete
+    )
+    if strict and not report.is_exact:
+        raise ValueError(
+            f"the state and the checkpoint do not fit, and nothing was changed. {report}. Make the state as it was saved, or "
+            f"load with strict=False, which leaves these out and returns the report"
+        )
+    for name, leaf in flat.leaves.items():
+        if name in missing or name in differences:
+            continue
+        if name in targets:
+            _fill_tensor(name, targets[name], stored)
+        elif not _equal(leaf.value, stored.values[name]):
+            leaf.holder[leaf.key] = stored.values[name]
+    return report
+
+
+def _difference(name: str, flat: FlatState, target: Source | None, stored: Stored, *, cast: bool) -> str:
+    """Why a name that both have cannot be loaded; empty if it can."""
+    if target is None:
+        if name in stored.tensors:
+            return f"{name} (a tensor is stored, the state has a value)"
+        leaf = flat.leaves[name]
+        if isinstance(leaf.holder, tuple) and not _equal(leaf.value, stored.values[name]):
+            return f"{name} ({stored.values[name]!r} is stored, and a tuple cannot take it in place of {leaf.value!r})"
+        return ""
+    if name in stored.values:
+        return f"{name} (a value is stored, the state has a tensor)"
+    found = stored.tensors[name]
+    if found.shape != target.shape:
+        return f"{name} (shape {list(found.shape)} is stored, the state has {list(target.shape)})"
+    if found.code != target.code and not cast:
+        return f"{name} (dtype {NAME_OF[found.code]} is stored, the state has {NAME_OF[target.code]}; cast=True converts)"
+    return ""
+
+
+def _fill_tensor(name: str, target: Source, stored: Stored) -> None:
+    if not target.box.volume:
+        return
+    platform = get_platform()
+    platform.copy_(target.local, stored.read(name, target.box, platform.device_of(target.local)))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and repr(a) == repr(b)
