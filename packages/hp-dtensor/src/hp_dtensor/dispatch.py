@@ -12,11 +12,12 @@ from typing import Any
 
 from hp_dtensor import arguments
 from hp_dtensor.errors import name_of
+from hp_dtensor.placements import REPLICATE
 from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
 from hp_dtensor.redistribution import plan_moves, run_moves
 from hp_dtensor.rules.registry import Rule
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
-from hp_dtensor.spec import Spec
+from hp_dtensor.spec import Spec, make_spec
 from hp_platform import _process, get_platform
 
 Tensor = Any
@@ -81,7 +82,7 @@ def build_dispatch(
                 f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
             )
         if kwargs:
-            key.append(_key_of(function, kwargs, plain))
+            key.append(_key_of(rule, function, kwargs, plain))
         plans = first._spec.plans
         plan = plans.get(tuple(key))
         if plan is None:
@@ -130,12 +131,20 @@ def build_dispatch(
                 result, [_wrapped(x, spec, rule, function, wrap) for x, spec in _paired(result, plan)]
             )
         if plan.output is None:
-            return result
+            return result if plan.whole_on is None else wholes(result, plan.whole_on)
         _check_shape(result, plan.output, rule, function)
         first = args[0]
         if isinstance(first, tensor_class) and result is first._local and plan.output is first._spec:
             return first
         return wrap(result, plan.output)
+
+    def wholes(result: Any, mesh: Any) -> Any:
+        """Results that every rank has whole."""
+        if isinstance(result, (list, tuple)):
+            return _like(result, [wholes(x, mesh) for x in result])
+        if not isinstance(result, plain):
+            return result
+        return wrap(result, make_spec(mesh, (REPLICATE,) * len(mesh.shape), tuple(result.shape)))
 
     def write_result(
         plan: Plan, rule: Rule, function: Any, args: Any, local: list[Any], kwargs: Mapping[str, Any]
@@ -215,14 +224,19 @@ def _like(result: Any, values: list[Any]) -> Any:
     return make(values)
 
 
-def _key_of(function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, ...]:
+def _key_of(rule: Rule, function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, ...]:
     for name, value in kwargs.items():
         if isinstance(value, plain):
             raise ValueError(
                 f"{name_of(function)} of a DTensor takes no tensor for its argument {name!r}: give it by position, or leave "
                 f"it out"
             )
-    return tuple((n, type(v)) if type(v) in (int, float) else (n, type(v), v) for n, v in kwargs.items())
+    key: list[Any] = []
+    for name, value in kwargs.items():
+        key.extend((name, type(value)))
+        if rule.by_value or type(value) not in (int, float):
+            key.append(tuple(value) if isinstance(value, list) else _hashable(rule, function, value))
+    return tuple(key)
 
 
 def _hashable(rule: Rule, function: Any, arg: Any) -> Any:

@@ -1,6 +1,7 @@
 """DTensors in torch's own functions, modules and optimizers' data; what goes below the Python function level."""
 
 import inspect
+import operator
 import warnings
 from typing import Any
 
@@ -25,7 +26,7 @@ WITH_ANOTHER = """
     rsub mul multiply div divide true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __div__ __truediv__ __rdiv__
     __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __gt__ __ge__ __lt__ __le__
     view_as reshape_as logical_and logical_or logical_xor clamp_min clamp_max gcd lcm bitwise_and __and__ __rand__
-    bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__ bmm dot
+    bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__ bmm dot vdot vecdot outer ger inner kron
 """
 INTEGERS = "gcd lcm bitwise_not __invert__ bitwise_and __and__ __rand__ bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__"
 ARGUMENTS: dict[str, list[Any]] = {
@@ -55,18 +56,58 @@ ARGUMENTS: dict[str, list[Any]] = {
     "__rmatmul__": ["left"],
     "linear": ["weight"],
     "mv": ["vector"],
+    "bilinear": ["y", "weight of pairs"],
+    "tensordot": ["other", 1],
+    "addmm": ["left of product", "right of product"],
+    "addmv": ["square", "four"],
+    "addr": ["four", "vector"],
+    "baddbmm": ["left batch", "right batch"],
+    "addbmm": ["left batch", "right batch"],
 }
-OTHER_SHAPES = {"bmm": ((2, 4, 3), (2, 3, 5)), "dot": ((7,), (7,))}
+ALL_ARGUMENTS: dict[str, list[Any]] = {
+    "where": ["mask", "x", "y"],
+    "Tensor.where": ["x", "mask", "y"],
+    "cross": ["x", "y", -1],
+    "torch.linalg.cross": ["x", "y"],
+    "einsum": ["ij,jk", "x", "other"],
+    "multi_dot": [["x", "other", "left"]],
+}
+"""The same where the first one is not x, or for a function of one module."""
+OTHER_SHAPES = {
+    "bmm": ((2, 4, 3), (2, 3, 5)),
+    "dot": ((7,), (7,)),
+    "vdot": ((7,), (7,)),
+    "outer": ((7,), (5,)),
+    "ger": ((7,), (5,)),
+    "cross": ((4, 3), (4, 3)),
+    "baddbmm": ((2, 4, 5), (1,)),
+    "addmv": ((4,), (1,)),
+}
 
 
 def _spellings() -> list[tuple[str, Any]]:
-    return [
+    plain = [
         (name, home)
         for _, name in _names.functions()
         if "." not in name
         for home in (HOMES[:1] if name.startswith("__") else HOMES)
         if callable(getattr(home, name, None))
     ]
+    dotted = [name.rpartition(".") for _, name in _names.functions() if "." in name]
+    return [*plain, *((name, operator.attrgetter(home)(torch)) for home, _, name in dotted)]
+
+
+def _arguments(name: str, home: Any, values: dict[str, Any]) -> list[Any]:
+    """The arguments of a call, with these tensors."""
+    own = f"{home.__name__}.{name}"
+    args = ALL_ARGUMENTS.get(own, ALL_ARGUMENTS.get(name, ["x", *ARGUMENTS.get(name, [])]))
+
+    def filled(a: Any) -> Any:
+        if isinstance(a, list):
+            return list(map(filled, a))
+        return values.get(a, a) if isinstance(a, str) else a
+
+    return list(map(filled, args))
 
 
 def _tensors(name: str) -> dict[str, torch.Tensor]:
@@ -77,7 +118,7 @@ def _tensors(name: str) -> dict[str, torch.Tensor]:
 
     if name in OTHER_SHAPES:
         first, second = OTHER_SHAPES[name]
-        return {"x": draw(*first), "y": draw(*second)}
+        return {**_operands(draw), "x": draw(*first), "y": draw(*second)}
     if name in INTEGERS.split():
         return {"x": torch.arange(20).reshape(4, 5), "y": torch.arange(20).reshape(4, 5) % 7 + 1}
     return {
@@ -88,6 +129,20 @@ def _tensors(name: str) -> dict[str, torch.Tensor]:
         "left": draw(3, 4),
         "weight": draw(3, 5),
         "vector": draw(5),
+        **_operands(draw),
+    }
+
+
+def _operands(draw: Any) -> dict[str, torch.Tensor]:
+    """Of products."""
+    return {
+        "weight of pairs": draw(3, 5, 5),
+        "left of product": draw(4, 3),
+        "right of product": draw(3, 5),
+        "square": draw(4, 4),
+        "four": draw(4),
+        "left batch": draw(2, 4, 3),
+        "right batch": draw(2, 3, 5),
     }
 
 
@@ -101,16 +156,13 @@ def test_every_spelling_of_every_rule_gives_the_unsharded_value(world: World) ->
     for name, home in _spellings():
         function = getattr(home, name)
         plain = {n: t.to(world.device) for n, t in _tensors(name).items()}
-        args = ["x", *ARGUMENTS.get(name, [])]
-        if name == "where" and home is not torch.Tensor:
-            args = ["mask", "x", "y"]
-        whole = function(*[plain[a] if isinstance(a, str) else a for a in args])
+        whole = function(*_arguments(name, home, plain))
         for placement in (Shard(0), Replicate()):
             cut = {
                 n: distribute_tensor(t, mesh, [placement if t.ndim > 1 else Replicate()])
                 for n, t in plain.items()
             }
-            found = function(*[cut[a] if isinstance(a, str) else a for a in args])
+            found = function(*_arguments(name, home, cut))
             label = f"{getattr(home, '__name__', home)}.{name} of {placement}"
             assert isinstance(found, DTensor), label
             assert_parity(found, whole, rtol=TOLERANCE, atol=TOLERANCE, name=label)

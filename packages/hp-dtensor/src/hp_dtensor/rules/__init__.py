@@ -1,6 +1,17 @@
 """The rules by family; importing this package enters all of them in :data:`hp_dtensor.rules.registry.RULES`."""
 
-from hp_dtensor.rules import elementwise, matmul, reduction, view
+from hp_dtensor.rules import einsum, elementwise, matmul, reduction, view
 from hp_dtensor.rules.registry import RULES, Outcome, Result, Rule, rule
 
-__all__ = ["RULES", "Outcome", "Result", "Rule", "elementwise", "matmul", "reduction", "rule", "view"]
+__all__ = [
+    "RULES",
+    "Outcome",
+    "Result",
+    "Rule",
+    "einsum",
+    "elementwise",
+    "matmul",
+    "reduction",
+    "rule",
+    "view",
+]

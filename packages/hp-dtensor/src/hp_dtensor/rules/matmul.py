@@ -1,144 +1,119 @@
-"""Matrix products: every operand's dims have labels, and a label may be cut on all operands that have it.
-
-A label that the result lacks (the contraction) leaves a sum behind; a product with one factor that is a sum is a sum.
-"""
+"""Matrix products: contractions whose labels the operation's own definition gives. Sums of products keep what is added once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hp_dtensor.empty import zeros_from
-from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
-from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape
+from hp_dtensor.rules.labels import (
+    Labelled,
+    Labels,
+    Operand,
+    Role,
+    aligned,
+    contracts_nothing,
+    labelled,
+    local_shape,
+    numbered,
+    zeros_of_product,
+)
 from hp_dtensor.rules.registry import Outcome, rule
-from hp_dtensor.spec import Spec, local_block
-from hp_platform import get_platform
+from hp_dtensor.spec import Spec
 
-Labels = tuple[str, ...]
+Shape = tuple[int, ...]
 
 
 def contraction(
-    a: Spec, b: Spec, labels: tuple[Labels, Labels, Labels], shape: tuple[int, ...], added: Spec | None = None
+    factors: Sequence[tuple[Spec, Labels]],
+    output: Labels,
+    shape: Shape,
+    added: Spec | None = None,
+    *,
+    first: int = 0,
+    added_at: int | None = None,
 ) -> Outcome:
-    """``result[labels[2]] = sum of a[labels[0]] * b[labels[1]]``, plus ``added``, whose dims are the result's last ones.
+    """The product of the factors, summed over the labels that ``output`` lacks, plus ``added``, which may stretch.
 
-    A dim of size 1 that stretches to a larger one has the label ``""``: it is never cut.
+    The factors are the arguments from position ``first`` on; ``added_at`` is the position of what is added.
     """
-    specs = [a, b] if added is None else [a, b, added]
-    last = labels[2][len(labels[2]) - len(added.shape) :] if added is not None else ()
-    of_inputs = [labels[0], labels[1], last][: len(specs)]
-    all_labels = list(dict.fromkeys(label for own in of_inputs[:2] for label in own if label))
-
-    def way(label: str) -> Way:
-        if label in labels[2]:
-            inputs = tuple(_cut(own, label) for own in of_inputs)
-            return Way(inputs, Shard(labels[2].index(label)))
-        # What is added belongs to one of the summands only.
-        return Way((*(_cut(own, label) for own in of_inputs[:2]), PARTIAL)[: len(specs)], PARTIAL)
-
-    wanted: list[list[Placement]] = [[] for _ in specs]
-    output = []
-    for mesh_dim in range(len(a.placements)):
-        now = [spec.placements[mesh_dim] for spec in specs]
-        ways = [Way((REPLICATE,) * len(specs), REPLICATE), *map(way, all_labels), *_sums(now)]
-        best = choose(specs, mesh_dim, ways, math.prod(shape))
-        output.append(best.output)
-        for list_of_one, placement in zip(wanted, best.inputs, strict=True):
-            list_of_one.append(placement)
-    return Outcome(tuple(map(tuple, wanted)), tuple(output), shape)
+    operands = [Operand(first + i, spec, labels) for i, (spec, labels) in enumerate(factors)]
+    if added is not None:
+        assert added_at is not None
+        if broadcast_shape([added.shape, shape]) != shape:
+            raise ValueError(
+                f"what is added has shape {added.shape}, the product {shape}: it must stretch to that"
+            )
+        operands.append(Operand(added_at, added, aligned(added.shape, shape, output), Role.SUMMAND))
+    results = [Labelled(output, shape)]
+    found = labelled(operands, results)
+    return of_nothing(found, operands) if contracts_nothing(operands, results, found) else found
 
 
-def _cut(own: Labels, label: str) -> Placement:
-    return Shard(own.index(label)) if label in own else REPLICATE
+def of_nothing(found: Outcome, operands: Sequence[Operand]) -> Outcome:
+    """The outcome where this rank has nothing to contract: its summand is zero, plus what is added.
 
+    Frameworks are not asked: see [Note: empty pieces] in hp_dtensor.empty.
+    """
+    assert found.output is not None
+    shape = local_shape(operands[0].spec, found.output, found.shape)
+    factors = [operand.place for operand in operands if operand.role is Role.FACTOR]
+    added = next((operand.place for operand in operands if operand.role is Role.SUMMAND), None)
 
-def _sums(now: Sequence[Placement]) -> list[Way]:
-    """One factor is a sum, the other whole; what is added becomes a sum of the same kind."""
-    ways = []
-    for place in (0, 1):
-        kind = now[place]
-        if isinstance(kind, Partial):
-            inputs = [kind if other == place else REPLICATE for other in (0, 1)] + [kind] * (len(now) - 2)
-            ways.append(Way(tuple(inputs), kind))
-    return ways
-
-
-@rule("matmul", params=("input", "other"))
-def matmul(a: Any, b: Any) -> Outcome:
-    """matmul, mm, bmm, mv, dot: vectors, matrices and batches of them, broadcast over the batch dims."""
-    _check_both(a, b)
-    if not a.shape or not b.shape:
-        raise ValueError(f"matmul needs vectors or matrices, got shapes {a.shape} and {b.shape}")
-    row: Labels = ("m",) if len(a.shape) > 1 else ()
-    column: Labels = ("n",) if len(b.shape) > 1 else ()
-    inner_b = b.shape[-2] if column else b.shape[-1]
-    if a.shape[-1] != inner_b:
-        raise ValueError(
-            f"matmul of shapes {a.shape} and {b.shape}: the inner sizes {a.shape[-1]} and {inner_b} differ"
-        )
-    outer_a, outer_b = a.shape[:-2], b.shape[:-2]
-    batch = broadcast_shape([outer_a, outer_b]) if outer_a or outer_b else ()
-    labels = (
-        (*_batch_labels(outer_a, batch), *row, "k"),
-        (*_batch_labels(outer_b, batch), "k", *column),
-        (*_batch_labels(batch, batch), *row, *column),
-    )
-    shape = (*batch, *(a.shape[-2:-1] if row else ()), *(b.shape[-1:] if column else ()))
-    return _of_nothing(contraction(a, b, labels, shape), a, get_platform().matmul)
-
-
-@rule("linear", params=("input", "weight", ("bias", None)))
-def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
-    """``x (..., in) @ weight (out, in).T + bias (out,)``."""
-    _check_both(x, weight)
-    if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"linear needs x (..., in) and weight (out, in), got shapes {x.shape} and {weight.shape}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"linear with weight {weight.shape} needs a bias {weight.shape[:1]}, got shape {bias.shape}"
-        )
-    outer = x.shape[:-1]
-    batch = _batch_labels(outer, outer)
-    found = contraction(
-        x, weight, ((*batch, "k"), ("n", "k"), (*batch, "n")), (*outer, weight.shape[0]), bias
-    )
-    found = _of_nothing(found, x, get_platform().linear)
-    return found if bias is not None else replace(found, inputs=(*found.inputs, None))
-
-
-def _of_nothing(found: Outcome, a: Spec, product: Callable[..., Any]) -> Outcome:
-    """The outcome, with a run of its own where this rank has nothing to contract: see [Note: empty pieces]."""
-    assert found.inputs[0] is not None
-    piece, _ = local_block(a.shape, found.inputs[0], a.mesh.shape, a.mesh.get_coordinate())
-    if piece[-1] != 0:
-        return found
-
-    def run(x: Any, y: Any, added: Any = None) -> Any:
-        with get_platform().no_grad():
-            like = product(x, y)
-        zeros = zeros_from(like, [x, y])
-        return zeros if added is None else zeros + added
+    def run(*local: Any, beta: Any = 1, **_: Any) -> Any:
+        zeros = zeros_of_product(shape, [_at(local, place) for place in factors])
+        if added is None:
+            return zeros
+        if added == 0 and len(local) > len(operands):
+            beta = local[len(operands)]
+        summand = _at(local, added)
+        return zeros + (summand if beta == 1 else summand * beta)
 
     return replace(found, run=run)
 
 
-def _batch_labels(own: tuple[int, ...], batch: tuple[int, ...]) -> Labels:
-    """Batch dims are named from the last one on; one that stretches has no label."""
-    return tuple(
-        "" if size != batch[place - len(own)] else f"batch {len(own) - place}"
-        for place, size in enumerate(own)
-    )
+def _at(local: Sequence[Any], place: Any) -> Any:
+    return local[place[0]][place[1]] if isinstance(place, tuple) else local[place]
 
 
-def _check_both(a: Any, b: Any) -> None:
-    if not (isinstance(a, Spec) and isinstance(b, Spec)):
-        raise ValueError("both factors of a matrix product must be tensors")
+def _check_tensors(name: str, *factors: Any) -> None:
+    if not all(isinstance(x, Spec) for x in factors):
+        raise ValueError(f"all factors of {name} must be tensors")
+
+
+def _check_dims(name: str, wanted: Sequence[int], *factors: Spec) -> None:
+    if any(len(x.shape) != ndim for x, ndim in zip(factors, wanted, strict=True)):
+        raise ValueError(
+            f"{name} takes tensors with {', '.join(map(str, wanted))} dims, got shapes "
+            f"{', '.join(str(x.shape) for x in factors)}"
+        )
+
+
+def _check_inner(name: str, a: Shape, b: Shape, inner_a: int, inner_b: int) -> None:
+    if inner_a != inner_b:
+        raise ValueError(f"{name} of shapes {a} and {b}: the inner sizes {inner_a} and {inner_b} differ")
+
+
+# ------------------------------------------------------------------------------------------------------------- two factors
+@rule("matmul", params=("input", "other"))
+def matmul(a: Any, b: Any) -> Outcome:
+    """matmul, mm, bmm, mv, dot: vectors, matrices and batches of them, broadcast over the batch dims."""
+    _check_tensors("matmul", a, b)
+    if not a.shape or not b.shape:
+        raise ValueError(f"matmul needs vectors or matrices, got shapes {a.shape} and {b.shape}")
+    row: Labels = ("m",) if len(a.shape) > 1 else ()
+    column: Labels = ("n",) if len(b.shape) > 1 else ()
+    _check_inner("matmul", a.shape, b.shape, a.shape[-1], b.shape[-2] if column else b.shape[-1])
+    outer_a, outer_b = a.shape[:-2], b.shape[:-2]
+    batch = broadcast_shape([outer_a, outer_b]) if outer_a or outer_b else ()
+    of_batch = numbered("batch", len(batch))
+    shape = (*batch, *(a.shape[-2:-1] if row else ()), *(b.shape[-1:] if column else ()))
+    factors = [
+        (a, (*aligned(outer_a, batch, of_batch), *row, "k")),
+        (b, (*aligned(outer_b, batch, of_batch), "k", *column)),
+    ]
+    return contraction(factors, (*of_batch, *row, *column), shape)
 
 
 @rule("reversed_matmul", params=("input", "other"))
@@ -151,3 +126,194 @@ def reversed_matmul(b: Any, a: Any) -> Outcome:
         inputs=(found.inputs[1], found.inputs[0]),
         run=None if run is None else lambda y, x: run(x, y),
     )
+
+
+@rule("linear", params=("input", "weight", ("bias", None)))
+def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
+    """``x (..., in) @ weight (out, in).T + bias (out,)``. Where the result is a sum, one rank adds the bias."""
+    _check_tensors("linear", x, weight)
+    if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear needs x (..., in) and weight (out, in), got shapes {x.shape} and {weight.shape}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"linear with weight {weight.shape} needs a bias {weight.shape[:1]}, got shape {bias.shape}"
+        )
+    batch = numbered("batch", len(x.shape) - 1)
+    factors = [(x, (*batch, "k")), (weight, ("n", "k"))]
+    return contraction(factors, (*batch, "n"), (*x.shape[:-1], weight.shape[0]), bias, added_at=2)
+
+
+@rule("bilinear", params=("input1", "input2", "weight", ("bias", None)))
+def bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Outcome:
+    """``x (..., a), y (..., b), weight (out, a, b)``: the sum over a and b, plus ``bias (out,)``."""
+    _check_tensors("bilinear", x, y, weight)
+    if (
+        len(weight.shape) != 3
+        or (*x.shape[-1:], *y.shape[-1:]) != weight.shape[1:]
+        or x.shape[:-1] != y.shape[:-1]
+    ):
+        raise ValueError(
+            f"bilinear needs x (..., a), y (..., b) and weight (out, a, b), got shapes {x.shape}, {y.shape}, {weight.shape}"
+        )
+    batch = numbered("batch", len(x.shape) - 1)
+    factors = [(x, (*batch, "a")), (y, (*batch, "b")), (weight, ("n", "a", "b"))]
+    return contraction(factors, (*batch, "n"), (*x.shape[:-1], weight.shape[0]), bias, added_at=3)
+
+
+@rule("outer", params=("input", "vec2"))
+def outer(x: Any, y: Any) -> Outcome:
+    """Every product of an element of one vector with one of the other."""
+    _check_tensors("outer", x, y)
+    _check_dims("outer", (1, 1), x, y)
+    return contraction([(x, ("m",)), (y, ("n",))], ("m", "n"), (*x.shape, *y.shape))
+
+
+@rule("inner", params=("input", "other"))
+def inner(x: Any, y: Any) -> Outcome:
+    """Sums of products along both last dims."""
+    _check_tensors("inner", x, y)
+    if not x.shape or not y.shape:
+        raise ValueError(f"inner of shapes {x.shape} and {y.shape}: multiply them with *")
+    return tensordot(x, y, ((len(x.shape) - 1,), (len(y.shape) - 1,)))
+
+
+def _pairs_of_axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    dims = args[2] if len(args) > 2 else 2
+    if isinstance(dims, (list, tuple)) and all(isinstance(axes, (list, tuple)) for axes in dims):
+        dims = tuple(map(tuple, dims))
+    return (*args[:2], dims, *args[3:]), kwargs
+
+
+@rule("tensordot", params=("a", "b", ("dims", 2)), normalise=_pairs_of_axes)
+def tensordot(x: Any, y: Any, dims: Any = 2) -> Outcome:
+    """The sum over pairs of dims: the last ``dims`` of one with the first of the other, or the dims of two lists."""
+    _check_tensors("tensordot", x, y)
+    if isinstance(dims, int):
+        dims = (tuple(range(len(x.shape) - dims, len(x.shape))), tuple(range(dims)))
+    if not isinstance(dims, tuple) or len(dims) != 2 or len(dims[0]) != len(dims[1]):
+        raise ValueError(f"tensordot takes a number of dims, or two lists of as many dims; got {dims!r}")
+    of_x, of_y = list(numbered("x", len(x.shape))), list(numbered("y", len(y.shape)))
+    for i, (p, q) in enumerate(zip(*dims, strict=True)):
+        if not (-len(of_x) <= p < len(of_x) and -len(of_y) <= q < len(of_y)):
+            raise ValueError(f"tensordot: dims {dims!r} do not fit shapes {x.shape} and {y.shape}")
+        _check_inner("tensordot", x.shape, y.shape, x.shape[p], y.shape[q])
+        of_x[p] = of_y[q] = f"k {i}"
+    free = [
+        (label, size)
+        for own, spec in ((of_x, x), (of_y, y))
+        for label, size in zip(own, spec.shape, strict=True)
+        if not label.startswith("k")
+    ]
+    factors = [(x, tuple(of_x)), (y, tuple(of_y))]
+    return contraction(factors, tuple(label for label, _ in free), tuple(size for _, size in free))
+
+
+@rule("vecdot", params=("x", "y"))
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Outcome:
+    """Sums of products along one dim of both; the others broadcast."""
+    _check_tensors("vecdot", x, y)
+    shape = broadcast_shape([x.shape, y.shape])
+    if not -len(shape) <= dim < len(shape) or dim % len(shape) - len(shape) < -min(
+        len(x.shape), len(y.shape)
+    ):
+        raise ValueError(f"vecdot: dim {dim!r} does not fit shapes {x.shape} and {y.shape}")
+    at = dim % len(shape)
+    names = tuple("k" if i == at else name for i, name in enumerate(numbered("batch", len(shape))))
+    factors = [(t, aligned(t.shape, shape, names)) for t in (x, y)]
+    return contraction(factors, (*names[:at], *names[at + 1 :]), (*shape[:at], *shape[at + 1 :]))
+
+
+@rule("kron", params=("input", "other"))
+def kron(x: Any, y: Any) -> Outcome:
+    """The Kronecker product. Blocks of its dims are no blocks of the factors' ones, so factors are whole, or one is a sum."""
+    _check_tensors("kron", x, y)
+    ndim = max(len(x.shape), len(y.shape))
+    long = [(1,) * (ndim - len(t.shape)) + t.shape for t in (x, y)]
+    shape = tuple(m * n for m, n in zip(*long, strict=True))
+    return contraction([(x, ("",) * len(x.shape)), (y, ("",) * len(y.shape))], ("",) * ndim, shape)
+
+
+# ------------------------------------------------------------------------------------------------- what is added to a product
+def _addition(
+    name: str, dims: tuple[int, int, int], factors: tuple[Labels, Labels], output: Labels
+) -> Callable[..., Outcome]:
+    def plan(added: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Outcome:
+        _check_tensors(name, added, a, b)
+        _check_dims(name, dims[1:], a, b)
+        sizes: dict[str, int] = {}
+        for labels, spec in zip(factors, (a, b), strict=True):
+            for label, size in zip(labels, spec.shape, strict=True):
+                _check_inner(name, a.shape, b.shape, sizes.setdefault(label, size), size)
+        shape = tuple(sizes[label] for label in output)
+        return contraction(list(zip((a, b), factors, strict=True)), output, shape, added, first=1, added_at=0)
+
+    plan.__doc__ = (
+        f"``beta * input + alpha * product``: {name}. Where the result is a sum, one rank adds the input."
+    )
+    return plan
+
+
+_ADDITIONS: dict[str, tuple[tuple[int, int, int], tuple[Labels, Labels], Labels, tuple[str, str]]] = {
+    "addmm": ((2, 2, 2), (("m", "k"), ("k", "n")), ("m", "n"), ("mat1", "mat2")),
+    "addmv": ((1, 2, 1), (("m", "k"), ("k",)), ("m",), ("mat", "vec")),
+    "addr": ((2, 1, 1), (("m",), ("n",)), ("m", "n"), ("vec1", "vec2")),
+    "baddbmm": ((3, 3, 3), (("b", "m", "k"), ("b", "k", "n")), ("b", "m", "n"), ("batch1", "batch2")),
+    "addbmm": ((2, 3, 3), (("b", "m", "k"), ("b", "k", "n")), ("m", "n"), ("batch1", "batch2")),
+}
+for _name, (_dims, _factors, _output, _params) in _ADDITIONS.items():
+    rule(_name, params=("input", *_params), by_value=False)(_addition(_name, _dims, _factors, _output))
+
+
+@rule("multi_dot", params=("tensors",))
+def multi_dot(tensors: Any) -> Outcome:
+    """The product of a list of matrices, of which the first and the last may be vectors."""
+    if not isinstance(tensors, tuple) or len(tensors) < 2:
+        raise ValueError("multi_dot takes a list of two or more matrices")
+    _check_tensors("multi_dot", *tensors)
+    last = len(tensors) - 1
+    operands, output, shape = [], [], []
+    for i, spec in enumerate(tensors):
+        names = (f"d {i}", f"d {i + 1}")
+        if len(spec.shape) == 1 and i in (0, last):
+            names = names[1:] if i == 0 else names[:1]  # type: ignore[assignment]
+        elif len(spec.shape) != 2:
+            raise ValueError(
+                f"multi_dot takes matrices, and vectors at both ends; got shape {spec.shape} at {i}"
+            )
+        operands.append(Operand((0, i), spec, names))
+        for name, size in zip(names, spec.shape, strict=True):
+            if name in ("d 0", f"d {last + 1}"):
+                output.append(name)
+                shape.append(size)
+    results = [Labelled(tuple(output), tuple(shape))]
+    found = labelled(operands, results)
+    return of_nothing(found, operands) if contracts_nothing(operands, results, found) else found
+
+
+def _cross(x: Spec, y: Spec, at: int) -> Outcome:
+    shape = broadcast_shape([x.shape, y.shape])
+    if not -len(shape) <= at < len(shape) or shape[at] != 3:
+        raise ValueError(
+            f"the vector product along dim {at} of shapes {x.shape} and {y.shape}: it must be a dim of size 3"
+        )
+    names = tuple(
+        "" if i == at % len(shape) else name for i, name in enumerate(numbered("batch", len(shape)))
+    )
+    return contraction([(t, aligned(t.shape, shape, names)) for t in (x, y)], names, shape)
+
+
+@rule("cross", params=("input", "other", ("dim", None)))
+def cross(x: Any, y: Any, dim: Any = None) -> Outcome:
+    """The vector product along a dim of size 3 (None: the first such), which is joined; the other dims broadcast."""
+    _check_tensors("cross", x, y)
+    threes = [i for i, n in enumerate(broadcast_shape([x.shape, y.shape])) if n == 3]
+    return _cross(x, y, dim if dim is not None else threes[0] if threes else 0)
+
+
+@rule("linalg_cross", params=("input", "other"))
+def linalg_cross(x: Any, y: Any, *, dim: int = -1) -> Outcome:
+    """The same along the last dim, unless told otherwise."""
+    _check_tensors("cross", x, y)
+    return _cross(x, y, dim)
