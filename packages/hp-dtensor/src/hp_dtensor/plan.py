@@ -55,6 +55,8 @@ class Plan:
     run: Callable[..., Tensor] | None
     prepare: Callable[[list[Any]], list[Any]] | None
     around: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+    whole_on: Any
+    """The mesh on which results of sizes that only the values say are Replicate; None where sizes are known."""
     is_empty: bool
     """Whether this rank's result has no elements."""
     is_simple: bool
@@ -125,7 +127,17 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
     changed = is_empty or moves or marks or replaced or run or prepare or around
     is_simple = output is not None and not changed
     return Plan(
-        output, outputs, tuple(moves), tuple(marks), replaced, run, prepare, around, is_empty, is_simple
+        output,
+        outputs,
+        tuple(moves),
+        tuple(marks),
+        replaced,
+        run,
+        prepare,
+        around,
+        mesh if outcome.is_sized_by_values else None,
+        is_empty,
+        is_simple,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hp_dtensor.pieces import Coordinate, assembled, coordinates, piece, seeds, whole_gradient
-from hp_dtensor.placements import Placement
+from hp_dtensor.placements import REPLICATE, Placement
 from hp_dtensor.plan import Plan, plan_of, with_wishes
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
@@ -138,7 +138,7 @@ class _Run:
         for position, value in plan.replaced:
             local[position] = value
         results = _results(plan.call(self.function, local, self.kwargs))
-        of_results = _specs_of_results(plan)
+        of_results = _specs_of_results(plan, results)
         assert len(results) == len(of_results), (
             f"{self.label}: {len(results)} results, the rule says {len(of_results)}"
         )
@@ -194,7 +194,13 @@ def _answer(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.inputs, outcome.output, outcome.shape, outcome.outputs
 
 
-def _specs_of_results(plan: Plan) -> list[Spec | None]:
+def _specs_of_results(plan: Plan, results: Sequence[Any]) -> list[Spec | None]:
+    if plan.whole_on is not None:
+        whole = (REPLICATE,) * len(plan.whole_on.shape)
+        return [
+            make_spec(plan.whole_on, whole, tuple(x.shape)) if get_platform().is_tensor(x) else None
+            for x in results
+        ]
     return list(plan.outputs) if plan.outputs is not None else [plan.output]
 
 

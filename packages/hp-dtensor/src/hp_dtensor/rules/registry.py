@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hp_dtensor.placements import Placement
+from hp_dtensor.placements import REPLICATE, Placement
+from hp_dtensor.spec import Spec
 
 Placements = tuple[Placement, ...]
 Normalise = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -66,6 +67,19 @@ class Outcome:
 
     Along a mesh dim they are Replicate all, or none is: the gradients of the inputs are counted alike for all.
     """
+    is_sized_by_values: bool = False
+    """Whether only the values say how large the results are (then ``output`` is None): inputs and results are Replicate."""
+
+    @staticmethod
+    def of_values(*args: Any) -> Outcome:
+        """Of an operation whose results are as large as the values say: every rank needs all of every tensor among ``args``."""
+
+        def whole(x: Any) -> Any:
+            if isinstance(x, Spec):
+                return (REPLICATE,) * len(x.placements)
+            return tuple(map(whole, x)) if isinstance(x, tuple) else None
+
+        return Outcome(tuple(map(whole, args)), None, is_sized_by_values=True)
 
 
 @dataclass(frozen=True, eq=False)
