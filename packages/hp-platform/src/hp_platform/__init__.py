@@ -1,7 +1,8 @@
 """hp-platform: what a framework must offer, and what can be written once above it.
 
 Read in this order: :mod:`protocols` (the primitives), :mod:`platform` (which framework), :mod:`process_groups` and
-:mod:`group`, :mod:`collectives` (with :mod:`recording` and :mod:`diagnosis`), :mod:`mesh`, :mod:`launch`, :mod:`testing`.
+:mod:`group`, :mod:`collectives` (with :mod:`recording` and :mod:`diagnosis`), :mod:`mesh`, :mod:`draws` and :mod:`random_stream`,
+:mod:`launch`, :mod:`testing`.
 Importing this package imports no framework.
 """
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from hp_platform.process_groups import is_initialized as is_initialized
     from hp_platform.process_groups import mark_created_groups as mark_created_groups
     from hp_platform.process_groups import split_group as split_group
+    from hp_platform.random_stream import RandomStream as RandomStream
+    from hp_platform.random_stream import default_random_stream as default_random_stream
     from hp_platform.recording import CollectiveRecord as CollectiveRecord
     from hp_platform.recording import record_collectives as record_collectives
 
@@ -48,9 +51,11 @@ _WHERE = {
     "Platform": "platform",
     "PlatformType": "platform",
     "ProcessGroup": "group",
+    "RandomStream": "random_stream",
     "Work": "collectives",
     "collectives": ".",
     "create_group": "process_groups",
+    "default_random_stream": "random_stream",
     "destroy_process_group": "process_groups",
     "get_backend": "process_groups",
     "get_current_mesh": "mesh",

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hp_platform.group import ProcessGroup
     from hp_platform.mesh import DeviceMesh
     from hp_platform.platform import Platform
+    from hp_platform.random_stream import RandomStream
     from hp_platform.recording import CollectiveRecord
 
 
@@ -25,8 +26,12 @@ class ProcessState:
     """What there is one of per process."""
 
     platform: Platform | None = None
+    made_for_platform: dict[Any, Any] = field(default_factory=dict)
+    """See :func:`hp_platform.on_platform.once`."""
     world: ProcessGroup | None = None
     """The default process group; group and mesh tables hang on it."""
+    random_stream: RandomStream | None = None
+    """Numbers the random operations that are given no stream of their own."""
     writing: Any = None
     """The checkpoint that a thread writes in the background, or wrote last (a ``concurrent.futures.Future``). The next save waits for it."""
 

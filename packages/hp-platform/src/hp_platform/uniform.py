@@ -57,12 +57,13 @@ def uniform(
         digits, scale = platform.random_bits(seed, 0, 0, count, device) >> 8, 2.0**-24
     unit = platform.cast(digits, platform.dtype("float64")) * scale
     numbers = platform.cast(unit * (high - low) + low, dtype)
-    limit = platform.full((), _largest_below(high, *_FORMATS[name]), dtype, device)
+    limit = platform.full((), largest_below(high, name), dtype, device)
     return platform.reshape(platform.where(numbers < high, numbers, limit), shape)
 
 
-def _largest_below(value: float, digits: int, min_exponent: int) -> float:
-    """The largest number below ``value`` in a binary format."""
+def largest_below(value: float, dtype: str) -> float:
+    """The largest number below ``value`` that a floating dtype has."""
+    digits, min_exponent = _FORMATS[dtype]
     fraction, exponent = math.frexp(value)  # value = fraction * 2**exponent, 0.5 <= |fraction| < 1
     if fraction == 0.5:
         exponent = exponent - 1  # just below a power of two numbers lie twice as close

@@ -8,8 +8,12 @@ from typing import Any
 import mindspore
 import numpy as np
 
-from hp_platform.mindspore import _private
+from hp_platform.draws import Distribution, Region
+from hp_platform.draws.host_arrays import draw_on_host
+from hp_platform.mindspore import _composed, _private
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
+from hp_platform.mindspore._recording import no_grad
+from hp_platform.mindspore._write import exact_number
 from hp_platform.philox import LANES, block_range, words_of_blocks
 from hp_platform.uniform import uniform
 
@@ -69,6 +73,36 @@ class MindSporeRandomOps:
             mindspore.Tensor(numbers).astype(wanted), device
         )
         return made
+
+    def draw(
+        self, distribution: Distribution, seed: int, stream: int, region: Region, device: str = "cpu"
+    ) -> mindspore.Tensor:
+        """Values of a region, computed by numpy on the host."""
+        wanted = resolve(distribution.result)
+        if device == "meta":
+            return self.empty(region.size, wanted, "meta")  # type: ignore[attr-defined]
+        drawn = mindspore.Tensor(draw_on_host(distribution, seed, stream, region))
+        made: mindspore.Tensor = self.to_device(  # type: ignore[attr-defined]
+            drawn if drawn.dtype == wanted else drawn.astype(wanted), device
+        )
+        return made
+
+    def dropout(
+        self, x: mindspore.Tensor, p: float, seed: int, stream: int, region: Region
+    ) -> mindspore.Tensor:
+        """Scaled values and zeros."""
+        device: str = self.device_of(x)  # type: ignore[attr-defined]
+        if x.is_meta or region.numel == 0:
+            return self.empty(region.size, x.dtype, device)  # type: ignore[attr-defined]
+        scale = 1.0 / (1.0 - p) if p < 1 else 0.0
+        mask = self.draw(Distribution.event(p), seed, stream, region, device)
+        with no_grad():
+            # Half precision is multiplied in float32, as torch does it.
+            wide = x if x.dtype == mindspore.float64 else x.astype(mindspore.float32)
+            scaled = (wide * exact_number(scale, wide.dtype)).astype(x.dtype)
+            zeros = self.zeros_like(scaled)  # type: ignore[attr-defined]
+            result: mindspore.Tensor = _composed.where(mask, zeros, scaled)
+        return result
 
 
 def _words(seed: int, stream: int, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hp_platform.protocols.tensor import Tensor
+
+if TYPE_CHECKING:
+    from hp_platform.draws import Distribution, Region
 
 
 class RandomOps(Protocol):
@@ -41,4 +44,21 @@ class RandomOps(Protocol):
         device: str = "cpu",
     ) -> Tensor:
         """Uniform numbers in ``[low, high)`` from :meth:`random_bits` with stream 0: the same on every framework, to rounding of ``dtype``."""
+        ...
+
+    def draw(
+        self, distribution: Distribution, seed: int, stream: int, region: Region, device: str = "cpu"
+    ) -> Tensor:
+        """The values of the elements of ``region``: a new tensor of ``region.size`` in the distribution's dtype.
+
+        Element by element they are those of a draw of the whole tensor, and equal to the bit on every device and framework
+        (see :mod:`hp_platform.draws.distribution`). No more memory than the result and a constant. On ``"meta"``: no values.
+        """
+        ...
+
+    def dropout(self, x: Tensor, p: float, seed: int, stream: int, region: Region) -> Tensor:
+        """``x / (1 - p)`` with zeros where ``Distribution.event(p)`` holds; ``x`` has the shape ``region.size``. Not recorded.
+
+        The same mask comes for the same (seed, stream, region): backward calls it again instead of keeping the mask.
+        """
         ...

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from hp_platform.draws import Distribution, Region
 from hp_platform.philox import LANES, block_range, words_of_blocks
+from hp_platform.torch._draws import draw_on_cpu, draw_on_device
 from hp_platform.torch.device import TorchDevice
 from hp_platform.uniform import uniform
 
@@ -37,6 +39,35 @@ class TorchRandomOps:
         return torch.stack(lanes, dim=1).reshape(-1)[start - first * LANES :][:count].contiguous()
 
     uniform = uniform
+
+    def draw(
+        self, distribution: Distribution, seed: int, stream: int, region: Region, device: str = "cpu"
+    ) -> torch.Tensor:
+        """Values of a region: by numpy for cpu, by a fused kernel where the device has it, composed of its operations elsewhere."""
+        kind = device.partition(":")[0]
+        if kind == "meta":
+            return torch.empty(region.size, dtype=getattr(torch, distribution.result), device="meta")
+        if kind == "cpu":
+            return draw_on_cpu(distribution, seed, stream, region)
+        fused = self._devices[kind].fused_draws()
+        if fused is not None and fused.can_draw(distribution, region):
+            drawn: torch.Tensor = fused.draw(distribution, seed, stream, region, torch.device(device))
+            return drawn
+        if distribution.is_whole or self._devices[kind].rounds_like_ieee:
+            return draw_on_device(distribution, seed, stream, region, device)
+        return draw_on_cpu(distribution, seed, stream, region).to(device)
+
+    def dropout(self, x: torch.Tensor, p: float, seed: int, stream: int, region: Region) -> torch.Tensor:
+        """Scaled values and zeros."""
+        x = x.detach()
+        scale = 1.0 / (1.0 - p) if p < 1 else 0.0
+        dropped = Distribution.event(p)
+        fused = None if x.is_meta else self._devices[x.device.type].fused_draws()
+        if fused is not None and fused.can_drop(x, region):
+            result: torch.Tensor = fused.dropout(x, dropped, scale, seed, stream, region)
+            return result
+        mask = self.draw(dropped, seed, stream, region, str(x.device))
+        return torch.where(mask, torch.zeros((), dtype=x.dtype, device=x.device), x * scale)
 
     def _generators(self, device: str) -> TorchDevice:
         return self._devices[device.partition(":")[0]]

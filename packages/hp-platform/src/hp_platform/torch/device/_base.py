@@ -41,6 +41,8 @@ class TorchDevice(DeviceHandle, Protocol):
     comm: CommFacts
     world_backend: str
     """The backend string of a default group made for this device."""
+    rounds_like_ieee: bool
+    """Whether float64 arithmetic gives the bits that the host gives; else random numbers are computed on the host."""
 
     def why_not(self) -> str:
         """Why the device is not available, for a message."""
@@ -52,4 +54,8 @@ class TorchDevice(DeviceHandle, Protocol):
 
     def set_rng_state(self, state: Any, device: str) -> None:
         """Put a state back."""
+        ...
+
+    def fused_draws(self) -> Any:
+        """The module whose kernels draw on this device (:mod:`hp_platform.torch._triton_draws`), or None: draws are composed."""
         ...

@@ -22,6 +22,7 @@ class CpuDevice(HostDevice):
 
     comm_backend = "gloo"
     world_backend = "gloo"
+    rounds_like_ieee = True
     missing = frozenset({"coalesced", "streams", "memory_stats"})
     comm = CommFacts(
         # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.
@@ -47,3 +48,7 @@ class CpuDevice(HostDevice):
     def set_rng_state(self, state: Any, device: str) -> None:
         """Put a state back."""
         torch.set_rng_state(state)
+
+    def fused_draws(self) -> Any:
+        """No kernels of ours."""
+        return None

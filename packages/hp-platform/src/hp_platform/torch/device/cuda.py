@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ class CudaDevice(AcceleratorDevice):
     name = "cuda"
     comm_backend = "nccl"
     world_backend = "cpu:gloo,cuda:nccl"
+    rounds_like_ieee = True
     missing: frozenset[str] = frozenset()
     comm = CommFacts(
         reduce_ops=frozenset({"sum", "mean", "max", "min", "prod"}),
@@ -54,3 +58,14 @@ class CudaDevice(AcceleratorDevice):
 
     def _event_type(self) -> type:
         return _Event
+
+    @cached_property
+    def _fused_draws(self) -> Any:
+        # Triton comes with torch's CUDA builds; without it draws are composed.
+        if importlib.util.find_spec("triton") is None:
+            return None
+        return importlib.import_module("hp_platform.torch._triton_draws")
+
+    def fused_draws(self) -> Any:
+        """Kernels in Triton."""
+        return self._fused_draws

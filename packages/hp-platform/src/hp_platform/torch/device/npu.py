@@ -30,6 +30,7 @@ class NpuDevice(AcceleratorDevice):
     name = "npu"
     comm_backend = "hccl"
     world_backend = "cpu:gloo,npu:hccl"
+    rounds_like_ieee = False
     # The cube units of Ascend multiply no float64, and HCCL refuses to reduce it.
     missing = frozenset({"float64_compute", "reduce_float64"})
     comm = CommFacts(

@@ -1,0 +1,215 @@
+"""Draws and dropout on cuda in one kernel each, by Triton. Imported where Triton is installed and used first.
+
+The values are those of :mod:`hp_platform.draws`, to the bit: the same cipher, and for numbers the same float64 arithmetic in
+the same order, with the fusion of products and sums turned off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from hp_platform.draws import Distribution, Region
+
+_BLOCKS_PER_PROGRAM = 512  # 2048 elements by 128 threads
+_LEVELS = 3
+_UNIFORM, _NORMAL = 0, 1
+_KINDS = {"uniform": _UNIFORM, "normal": _NORMAL}
+_NOT_SPECIALIZED = ["key0", "key1", "stream0", "stream1"]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _place(length, count, base, n1, d1, n2, d2, d3, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Blocks (ROWS, BLOCKS) of a tile; offsets in the local tensor (ROWS, 4 * BLOCKS), and which of them exist."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    start = base + row // (n1 * n2) * d1 + row // n2 % n1 * d2 + row % n2 * d3
+    block = tl.program_id(1).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    element = tl.program_id(1).to(tl.int64) * (4 * BLOCKS) + tl.arange(0, 4 * BLOCKS)
+    column = element[None, :] - (start % 4)[:, None]
+    exists = (column >= 0) & (column < length) & (row < count)[:, None]
+    return (start // 4)[:, None] + block[None, :], row[:, None] * length + column, exists
+
+
+@triton.jit
+def _words(block, key0, key1, stream0, stream1):  # type: ignore[no-untyped-def]
+    """Philox-4x32-10; see :mod:`hp_platform.philox`."""
+    c0 = block.to(tl.uint32)
+    c1 = (block >> 32).to(tl.uint32)
+    c2 = tl.zeros_like(c0) + stream0.to(tl.uint32, bitcast=True)
+    c3 = tl.zeros_like(c0) + stream1.to(tl.uint32, bitcast=True)
+    k0 = tl.zeros_like(c0) + key0.to(tl.uint32, bitcast=True)
+    k1 = tl.zeros_like(c0) + key1.to(tl.uint32, bitcast=True)
+    m0 = tl.full(c0.shape, 0xD2511F53, tl.uint32)
+    m1 = tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
+    step0 = tl.full(c0.shape, 0x9E3779B9, tl.uint32)
+    step1 = tl.full(c0.shape, 0xBB67AE85, tl.uint32)
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(c0, m0), c0 * m0
+        high1, low1 = tl.umulhi(c2, m1), c2 * m1
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 = k0 + step0
+        k1 = k1 + step1
+    return c0, c1, c2, c3
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _in_turn(a, b, c, d, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, 4 * BLOCKS))
+
+
+@triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "threshold"])  # type: ignore[untyped-decorator]
+def _dropout_kernel(  # type: ignore[no-untyped-def]
+    x, out, length, count, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    blocks, offset, exists = _place(length, count, base, n1, d1, n2, d2, d3, ROWS, BLOCKS)
+    w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
+    words = _in_turn(w0, w1, w2, w3, ROWS, BLOCKS)
+    value = tl.load(x + offset, mask=exists).to(tl.float32)
+    kept = words >= threshold.to(tl.uint32, bitcast=True)
+    tl.store(out + offset, tl.where(kept, value * scale, 0.0).to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _log_of_word(word):  # type: ignore[no-untyped-def]
+    """``log((word + 1) / 2**32)``: :func:`hp_platform.draws.elementary.log` with 6 terms."""
+    bits = (word.to(tl.int64) + 1).to(tl.float64).to(tl.int64, bitcast=True)
+    mantissa = ((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
+    is_large = mantissa > 1.4142135623730951
+    mantissa = tl.where(is_large, mantissa * 0.5, mantissa)
+    exponent = (bits >> 52) - 1055
+    exponent = tl.where(is_large, exponent + 1, exponent).to(tl.float64)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    z = s * s
+    series = z * (2.0 / 11) + (2.0 / 9)
+    series = series * z + (2.0 / 7)
+    series = series * z + (2.0 / 5)
+    series = series * z + (2.0 / 3)
+    series = series * z + 2.0
+    return s * series + exponent * 0.6931471805599453
+
+
+@triton.jit
+def _normal_pair(first, second):  # type: ignore[no-untyped-def]
+    """Box-Muller: :func:`hp_platform.draws.elementary.cos_and_sin` with 6 terms."""
+    n = second.to(tl.int64)
+    quarter = (n + 0x20000000) >> 30
+    x = (n - quarter * 0x40000000).to(tl.float64) * (1.0 / 0x40000000) * 1.5707963267948966
+    z = x * x
+    cos = z * (-1.0 / 3628800) + (1.0 / 40320)
+    cos = cos * z + (-1.0 / 720)
+    cos = cos * z + (1.0 / 24)
+    cos = cos * z + (-1.0 / 2)
+    cos = cos * z + 1.0
+    sin = z * (-1.0 / 39916800) + (1.0 / 362880)
+    sin = sin * z + (-1.0 / 5040)
+    sin = sin * z + (1.0 / 120)
+    sin = sin * z + (-1.0 / 6)
+    sin = x * (sin * z + 1.0)
+    is_odd = (quarter & 1) == 1
+    turned_cos = tl.where(is_odd, sin, cos)
+    turned_sin = tl.where(is_odd, cos, sin)
+    turned_cos = tl.where(((quarter + 1) & 2) == 2, -turned_cos, turned_cos)
+    turned_sin = tl.where((quarter & 2) == 2, -turned_sin, turned_sin)
+    radius = tl.sqrt(_log_of_word(first) * -2.0)
+    return radius * turned_cos, radius * turned_sin
+
+
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
+def _draw_kernel(  # type: ignore[no-untyped-def]
+    out, parameters, length, count, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    blocks, offset, exists = _place(length, count, base, n1, d1, n2, d2, d3, ROWS, BLOCKS)
+    w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
+    shift, factor, largest = tl.load(parameters), tl.load(parameters + 1), tl.load(parameters + 2)
+    if KIND == 0:
+        words = _in_turn(w0, w1, w2, w3, ROWS, BLOCKS)
+        z = (words >> 8).to(tl.float64) * (1.0 / 0x1000000)
+    else:
+        z0, z1 = _normal_pair(w0, w1)
+        z2, z3 = _normal_pair(w2, w3)
+        z = _in_turn(z0, z1, z2, z3, ROWS, BLOCKS)
+    value = (z * factor + shift).to(tl.float32)
+    if KIND == 0:
+        most = largest.to(tl.float32)
+        value = tl.where(value < most, value, most)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=exists)
+
+
+def can_draw(distribution: Distribution, region: Region) -> bool:
+    """Whether the kernel has this kind, and steps through this region."""
+    return distribution.kind in _KINDS and distribution.dtype == "float32" and _is_simple(region)
+
+
+def draw(
+    distribution: Distribution, seed: int, stream: int, region: Region, device: torch.device
+) -> torch.Tensor:
+    """See :class:`hp_platform.protocols.RandomOps`. One launch, and a copy of three numbers to the device."""
+    out = torch.empty(region.size, dtype=getattr(torch, distribution.result), device=device)
+    # float64 arguments of a kernel would arrive in float32.
+    numbers = [
+        distribution.shift,
+        distribution.scale,
+        min(distribution.largest, float(torch.finfo(torch.float32).max)),
+    ]
+    parameters = torch.tensor(numbers, dtype=torch.float64, device=device)
+    _launch(_draw_kernel, device, region, (out, parameters), (), seed, stream, KIND=_KINDS[distribution.kind])
+    return out
+
+
+def can_drop(x: torch.Tensor, region: Region) -> bool:
+    """Whether the kernel has this dtype (float64 would lose digits), and steps through this region."""
+    return x.dtype in (torch.float32, torch.float16, torch.bfloat16) and _is_simple(region)
+
+
+def dropout(
+    x: torch.Tensor, dropped: Distribution, scale: float, seed: int, stream: int, region: Region
+) -> torch.Tensor:
+    """See :class:`hp_platform.protocols.RandomOps`. One launch; reads ``x`` and writes the result."""
+    if dropped.threshold == 2**32:  # no word of 32 bits
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _launch(_dropout_kernel, x.device, region, (x, out), (_signed(dropped.threshold), scale), seed, stream)
+    return out
+
+
+def _is_simple(region: Region) -> bool:
+    return len(region.runs().outer) <= _LEVELS
+
+
+def _signed(word: int) -> int:
+    """The 32 bits as a signed number, so that an argument of a kernel has one type whatever its value."""
+    return word - 2**32 if word >= 2**31 else word
+
+
+def _launch(
+    kernel: Any, device: torch.device, region: Region, tensors: tuple[Any, ...], more: tuple[Any, ...],
+    seed: int, stream: int, **constants: int,
+) -> None:  # fmt: skip
+    runs = region.runs()
+    if runs.count == 0 or runs.length == 0:
+        return
+    levels = (*((1, 0),) * (_LEVELS - len(runs.outer)), *runs.outer)
+    (_, d1), (n2, d2), (n3, d3) = levels
+    # Tiles of one row where rows are long, of many rows where they are short.
+    blocks = min(_BLOCKS_PER_PROGRAM, 2 ** math.ceil(math.log2(-(-runs.length // 4) + 1)))
+    rows = max(1, min(_BLOCKS_PER_PROGRAM // blocks, 2 ** math.ceil(math.log2(runs.count))))
+    is_aligned = runs.base % 4 == 0 and all(distance % 4 == 0 for _, distance in runs.outer)
+    per_row = -(-(runs.length + (0 if is_aligned else 3)) // (4 * blocks))
+    grid = (-(-runs.count // rows), per_row)
+    words = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, stream & 0xFFFFFFFF, stream >> 32 & 0xFFFFFFFF)
+    arguments = (
+        *tensors, runs.length, runs.count, runs.base, n2, d1, n3, d2, d3, *map(_signed, words), *more,
+    )  # fmt: skip
+    constants = {**constants, "ROWS": rows, "BLOCKS": blocks}
+    if device.index is None or device.index == torch.accelerator.current_device_index():
+        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
+    else:
+        with torch.accelerator.device_index(device.index):
+            kernel[grid](*arguments, **constants, enable_fp_fusion=False)
