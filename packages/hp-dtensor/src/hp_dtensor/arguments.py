@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,10 +30,12 @@ def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) ->
             f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
         )
 
+    is_alone = math.prod(mesh.shape) == 1  # then there is one way to lie
+
     def adopt(x: Any, place: str) -> Any:
         if isinstance(x, tensor_class) or not platform.is_tensor(x):
             return x
-        if platform.requires_grad(x):
+        if platform.requires_grad(x) and not is_alone:
             raise ValueError(
                 f"{place} of {name_of(function)} is a plain tensor of shape {tuple(x.shape)} that requires "
                 f"grad, beside a DTensor: say how it lies, with DTensor.from_local(x, mesh, [Replicate(), ...]) or "
