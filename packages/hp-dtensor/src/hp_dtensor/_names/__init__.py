@@ -13,9 +13,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from hp_dtensor._names import elementwise, matmul, reduction, shape
+from hp_dtensor._names import (
+    attention,
+    convolution,
+    elementwise,
+    linalg,
+    matmul,
+    reduction,
+    shape,
+)
 
-_FAMILIES = (elementwise, matmul, reduction, shape)
+_FAMILIES = (
+    attention,
+    convolution,
+    elementwise,
+    linalg,
+    matmul,
+    reduction,
+    shape,
+)
 
 
 def functions() -> Iterator[tuple[str, str]]:

@@ -1,6 +1,16 @@
 """The rules by family; importing this package enters all of them in :data:`hp_dtensor.rules.registry.RULES`."""
 
-from hp_dtensor.rules import einsum, elementwise, matmul, reduction, view
+from hp_dtensor.rules import (
+    attention,
+    convolution,
+    einsum,
+    elementwise,
+    linalg,
+    matmul,
+    pooling,
+    reduction,
+    view,
+)
 from hp_dtensor.rules.registry import RULES, Outcome, Result, Rule, rule
 
 __all__ = [
@@ -8,9 +18,13 @@ __all__ = [
     "Outcome",
     "Result",
     "Rule",
+    "attention",
+    "convolution",
     "einsum",
     "elementwise",
+    "linalg",
     "matmul",
+    "pooling",
     "reduction",
     "rule",
     "view",

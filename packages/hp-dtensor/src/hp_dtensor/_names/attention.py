@@ -1,0 +1,7 @@
+"""Attention."""
+
+from typing import Final
+
+FUNCTIONS: Final[dict[str, str]] = {
+    "scaled_dot_product_attention": "scaled_dot_product_attention",
+}

@@ -1,0 +1,114 @@
+"""Functions of whole matrices: their two dims are joined, the batch dims in front may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hp_dtensor.rules.elementwise import broadcast_shape
+from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
+from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.spec import Spec
+
+Shape = tuple[int, ...]
+SizesOfResults = Callable[..., list[Shape]]
+"""From rows and columns of the matrix, and options, to the last dims of every result."""
+
+
+def _of_matrices(name: str, x: Any, lasts: list[Shape], is_tuple: bool = False) -> Outcome:
+    if not isinstance(x, Spec) or len(x.shape) < 2:
+        raise ValueError(f"{name} takes a matrix or a batch of matrices (..., rows, columns), got {x}")
+    batch = x.shape[:-2]
+    labels = numbered("batch", len(batch))
+    results = [Labelled((*labels, *("",) * len(last)), (*batch, *last)) for last in lasts]
+    return labelled([Operand(0, x, (*labels, "", ""), Role.PLAIN)], results, is_tuple=is_tuple)
+
+
+def _qr(m: int, n: int, mode: str = "reduced") -> list[Shape]:
+    k = min(m, n)
+    sizes = {"reduced": [(m, k), (k, n)], "complete": [(m, m), (m, n)], "r": [(0,), (k, n)]}
+    if mode not in sizes:
+        raise ValueError(f"mode is {mode!r}; it is one of {', '.join(sizes)}")
+    if mode == "r":
+        raise ValueError("mode='r' gives a factor without elements: use mode='reduced' and leave it")
+    return sizes[mode]
+
+
+def _svd(m: int, n: int, full_matrices: bool = True) -> list[Shape]:
+    k = min(m, n)
+    return [(m, m), (k,), (n, n)] if full_matrices else [(m, k), (k,), (k, n)]
+
+
+# Name -> last dims of the results, for a matrix of m rows and n columns.
+_OF_ONE: dict[str, SizesOfResults] = {
+    "same_matrix": lambda m, n, *_, **__: [(m, n)],
+    "transposed_matrix": lambda m, n, *_, **__: [(n, m)],
+    "number_of_matrix": lambda m, n, *_, **__: [()],
+    "row_of_matrix": lambda m, n, *_, **__: [(min(m, n),)],
+    "slogdet": lambda m, n: [(), ()],
+    "eigh": lambda m, n, *_, **__: [(n,), (m, n)],
+    "cholesky_ex": lambda m, n, *_, **__: [(m, n), ()],
+    "lu_factor": lambda m, n, *_, **__: [(m, n), (min(m, n),)],
+    "lu": lambda m, n, *_, **__: [(m, m), (m, min(m, n)), (min(m, n), n)],
+    "qr": _qr,
+    "svd": _svd,
+}
+_WHAT = {
+    "same_matrix": "inv, matrix_exp, matrix_power, cholesky and the like: a matrix of the same shape.",
+    "transposed_matrix": "pinv: a matrix of the transposed shape.",
+    "number_of_matrix": "det, logdet, cond, matrix_rank: one number per matrix.",
+    "row_of_matrix": "eigvals, eigvalsh, svdvals: one row of numbers per matrix.",
+}
+
+
+def _enter(name: str, sizes: SizesOfResults) -> None:
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Outcome:
+        rows = x.shape[-2:] if isinstance(x, Spec) and len(x.shape) >= 2 else (0, 0)
+        lasts = sizes(*rows, *args, **kwargs)
+        return _of_matrices(name, x, lasts, is_tuple=name not in _WHAT)
+
+    plan.__doc__ = _WHAT.get(name, f"{name} of matrices.")
+    rule(name, params=("input",))(plan)
+
+
+for _name, _function in _OF_ONE.items():
+    _enter(_name, _function)
+
+
+def _of_two(name: str, a: Any, b: Any, last: Shape, places: tuple[int, int] = (0, 1)) -> Outcome:
+    """``a`` and ``b`` are matrices, with batches that broadcast."""
+    batch = broadcast_shape([a.shape[:-2], b.shape[:-2]]) if len(a.shape) + len(b.shape) > 4 else ()
+    labels = numbered("batch", len(batch))
+    operands = [
+        Operand(place, x, (*aligned(x.shape[:-2], batch, labels), "", ""), Role.PLAIN)
+        for place, x in zip(places, (a, b), strict=True)
+    ]
+    return labelled(operands, [Labelled((*labels, "", ""), (*batch, *last))])
+
+
+def _check_two(name: str, a: Any, b: Any) -> None:
+    if not all(isinstance(x, Spec) and len(x.shape) >= 2 for x in (a, b)):
+        raise ValueError(f"{name} takes two matrices or batches of matrices (..., rows, columns)")
+
+
+@rule("solve", params=("A", "B"))
+def solve(a: Any, b: Any, *, left: bool = True, **_: Any) -> Outcome:
+    """linalg.solve and linalg.solve_triangular: ``a x = b`` (or ``x a = b``); ``b`` may be a vector, or a batch of them."""
+    if isinstance(a, Spec) and isinstance(b, Spec) and len(a.shape) >= 2:
+        is_vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and b.shape == a.shape[:-1])
+        if is_vector:
+            labels = numbered("batch", len(a.shape) - 2)
+            operands = [
+                Operand(0, a, (*labels, "", ""), Role.PLAIN),
+                Operand(1, b, (*labels[len(labels) + 1 - len(b.shape) :], ""), Role.PLAIN),
+            ]
+            return labelled(operands, [Labelled((*labels, ""), a.shape[:-1])])
+    _check_two("solve", a, b)
+    return _of_two("solve", a, b, b.shape[-2:])
+
+
+@rule("cholesky_solve", params=("B", "L", ("upper", False)))
+def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Outcome:
+    """``x`` of ``L L^T x = b``."""
+    _check_two("cholesky_solve", b, factor)
+    return _of_two("cholesky_solve", b, factor, b.shape[-2:])
