@@ -13,6 +13,7 @@ from typing import Any
 import mindspore
 
 from hp_dtensor import _names
+from hp_dtensor._mindspore_checkpoint import CheckpointMethods
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -23,7 +24,7 @@ from hp_platform import get_platform
 _EMPTY = mindspore.Tensor([])
 
 
-class DTensor(DTensorMethods, mindspore.Tensor):
+class DTensor(DTensorMethods, CheckpointMethods, mindspore.Tensor):
     """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hp_dtensor import _names
+from hp_dtensor._torch_checkpoint import CheckpointMethods
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -32,7 +33,7 @@ class _Caches(torch.Tensor):
     __slots__ = ("_grad_dtensor", "_marks")
 
 
-class DTensor(DTensorMethods, _Caches):
+class DTensor(DTensorMethods, CheckpointMethods, _Caches):
     """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
 
     __slots__ = ("_local", "_spec")

@@ -215,3 +215,17 @@ def test_a_tensor_that_no_rank_has_whole_is_refused(root: Path, world: World) ->
         save(state, root)
     collectives.barrier()
     assert not list(root.iterdir())
+
+
+@distributed(world_size=1, backends=("mindspore",))
+def test_torchs_own_checkpoints_are_refused_where_there_is_no_torch(world: World) -> None:
+    x = _at(world, Shard(0))
+    for ask in (
+        lambda: x.__create_write_items__("x", x),
+        x.__create_chunk_list__,
+        lambda: x.__get_tensor_shard__(None),
+    ):
+        with pytest.raises(
+            NotImplementedError, match="torch.distributed.checkpoint of a DTensor .*use hp_dtensor.save"
+        ):
+            ask()

@@ -19,6 +19,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "meta_tensors": "tensors with shape and dtype but no memory; without it make them on cpu",
     "async_collectives": "collectives that run while the host goes on; without it each has ended when it returns",
     "reduce_float64": "all_reduce and reduce_scatter in float64; without it reduce in float32",
+    "torch_checkpoint": "torch.distributed.checkpoint reads (by unpickling) and writes DTensors; without it use hp_dtensor.save",
     "function_dispatch": "operations on a tensor subclass are caught at function level; without it call the functions of hp_dtensor",
 }
 """Every capability, with what it means and the way out where it is missing."""

@@ -11,4 +11,6 @@ class AscendDevice(AcceleratorDevice):
     name = "npu"
     target = "Ascend"
     comm_backend = "hccl"
-    missing = frozenset({"float64_compute", "reduce_float64", "coalesced", "version_counter"})
+    missing = frozenset(
+        {"float64_compute", "reduce_float64", "coalesced", "version_counter", "torch_checkpoint"}
+    )

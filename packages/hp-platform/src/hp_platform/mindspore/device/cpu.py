@@ -18,6 +18,7 @@ class CpuDevice(HostDevice):
             "streams",
             "memory_stats",
             "version_counter",
+            "torch_checkpoint",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )

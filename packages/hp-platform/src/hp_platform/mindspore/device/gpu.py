@@ -18,5 +18,6 @@ class GpuDevice(AcceleratorDevice):
             "in_place_arithmetic",
             "coalesced",
             "version_counter",
+            "torch_checkpoint",
         }
     )
