@@ -117,6 +117,13 @@ def test_events_happen_with_their_probability():
         assert abs(share - p) <= 4 * math.sqrt(p * (1 - p) / COUNT)
 
 
+def test_whole_numbers_are_as_likely_as_each_other():
+    values = draw_on_host(Distribution.integers(-2, 5, "int64"), 1, 1, Region.whole(SHAPE))
+    shares = np.bincount(values + 2) / COUNT
+    assert len(shares) == 7
+    assert np.abs(shares - 1 / 7).max() < 4 * math.sqrt(1 / 7 / COUNT)
+
+
 def test_bounds_are_kept():
     values = draw_on_host(Distribution.truncated(0, 1, 1.5, 1.75, "float32"), 1, 1, Region.whole(SHAPE))
     assert values.min() >= 1.5
@@ -134,6 +141,8 @@ def test_bounds_are_kept():
         (lambda: Distribution.uniform(0, 1, "int64"), "randint"),
         (lambda: Distribution.normal(0, -1, "float32"), "std 0 or more"),
         (lambda: Distribution.normal(math.nan, 1, "float32"), "finite"),
+        (lambda: Distribution.integers(3, 3, "int64"), "low < high"),
+        (lambda: Distribution.integers(-(2**63), 2**63, "int64"), "2\\*\\*63 apart"),
         (lambda: Distribution.event(1.5), "between 0 and 1"),
         (lambda: Distribution.event(math.nan), "between 0 and 1"),
         (lambda: Distribution.exponential(0, "float32"), "above 0"),

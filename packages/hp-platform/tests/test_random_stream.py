@@ -31,7 +31,9 @@ def test_a_recomputation_draws_what_was_drawn_and_the_stream_goes_on_after_it():
     state = stream.get_state()
     drawn = [stream.next(), stream.next()]
     with stream.at(state):
+        assert stream.is_replaying
         assert [stream.next(), stream.next()] == drawn
+    assert not stream.is_replaying
     assert stream.next() == Draw(3, 2)
 
 

@@ -31,9 +31,10 @@ class RandomStream:
     gives every rank its part of the same global values. Streams of different seeds are independent of each other.
     """
 
-    __slots__ = ("_number", "_seed")
+    __slots__ = ("_number", "_replays", "_seed")
 
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
+        self._replays = 0
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> RandomStream:
@@ -75,10 +76,17 @@ class RandomStream:
         """Inside, the stream goes on from ``state``; after it from where it was before. For the recomputation of a forward."""
         before = self.get_state()
         self.set_state(state)
+        self._replays = self._replays + 1
         try:
             yield
         finally:
+            self._replays = self._replays - 1
             self.set_state(before)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether operations are drawn again now, inside of :meth:`at`."""
+        return self._replays > 0
 
     def __repr__(self) -> str:
         return f"RandomStream(seed={self._seed}, number={self._number})"

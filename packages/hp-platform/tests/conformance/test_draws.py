@@ -11,6 +11,9 @@ from hp_platform.draws.host_arrays import draw_on_host
 DISTRIBUTIONS = {
     "words": Distribution.words(),
     "longs": Distribution.longs(),
+    "integers": Distribution.integers(-3, 4, "int32"),
+    "many integers": Distribution.integers(-(2**62), 2**62 - 1, "int64"),
+    "integers as float16": Distribution.integers(0, 10, "float16"),
     "event": Distribution.event(0.3),
     "uniform": Distribution.uniform(-1.0, 3.0, "float32"),
     "uniform float64": Distribution.uniform(-1.0, 3.0, "float64"),
@@ -105,3 +108,7 @@ def test_draws_on_meta_have_no_values(platform, device):
     assert tuple(drawn.shape) == (2, 3)
     x = platform.empty((2, 3), "float32", "meta")
     assert platform.device_of(platform.dropout(x, 0.5, 0, 0, Region.whole((2, 3)))) == "meta"
+
+
+def test_a_forward_for_the_first_time_is_no_recomputation(platform, device):
+    assert platform.is_recomputing() is False

@@ -8,6 +8,7 @@ kind         words                         value
 word         ``i``                         the word
 event        ``i``                         bool: ``w < ceil(p * 2**32)``
 long         ``2 i, 2 i + 1``              63 bits: ``(w0 >> 1) * 2**32 + w1``
+integer      ``2 i, 2 i + 1``              ``low + long % (high - low)``; no value is likelier by more than ``(high - low) / 2**63``
 uniform      ``i``                         float32: ``u = (w >> 8) / 2**24``
              ``2 i, 2 i + 1``              float64: ``u = ((w0 >> 5) * 2**26 + (w1 >> 6)) / 2**53``
 normal       ``j, j + 1``, j = i - i % 2   float32: Box-Muller, ``sqrt(-2 log((w0 + 1) / 2**32))`` times the cosine (even
@@ -44,22 +45,24 @@ class Distribution:
     bounds: tuple[float, float] = (-math.inf, math.inf)
     probabilities: tuple[float, float] = (0.0, 1.0)
     threshold: int = 0
-    """Words below it are events."""
+    """Words below it are events; of integers, how many values there are."""
 
     @property
     def dtype(self) -> str:
         """Name of the dtype that values are rounded to first: int64, bool, float32 or float64."""
+        if self.kind == "integer":
+            return "int64"
         return "float32" if self.result in _HALVES else self.result
 
     @property
     def is_whole(self) -> bool:
         """Whether integer arithmetic is enough."""
-        return self.kind in ("word", "long", "event")
+        return self.kind in ("word", "long", "integer", "event")
 
     @property
     def per_block(self) -> int:
         """Elements that one block of four words makes."""
-        return 2 if self.dtype == "float64" or self.kind in ("long", "truncated") else 4
+        return 2 if self.dtype == "float64" or self.kind in ("long", "integer", "truncated") else 4
 
     @classmethod
     def words(cls) -> Distribution:
@@ -70,6 +73,15 @@ class Distribution:
     def longs(cls) -> Distribution:
         """Whole numbers in ``[0, 2**63)``, int64."""
         return cls("long", "int64")
+
+    @classmethod
+    def integers(cls, low: int, high: int, dtype: str) -> Distribution:
+        """Whole numbers in ``[low, high)`` in any numeric dtype. ValueError for none, for too many, and for what int64 lacks."""
+        if not (-(2**63) <= low < high <= 2**63 and high - low < 2**63):
+            raise ValueError(
+                f"whole numbers in [{low}, {high}): needs low < high, both in int64 and less than 2**63 apart"
+            )
+        return cls("integer", dtype, shift=low, threshold=high - low)
 
     @classmethod
     def event(cls, p: float) -> Distribution:

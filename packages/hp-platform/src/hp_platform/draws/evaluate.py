@@ -99,8 +99,11 @@ def _values(xp: Any, distribution: Distribution, lanes: Sequence[Array]) -> Sequ
         return lanes
     if distribution.kind == "event":
         return [word < distribution.threshold for word in lanes]
-    if distribution.kind == "long":
-        return [(lanes[i] >> 1) * 2**32 + lanes[i + 1] for i in (0, 2)]
+    if distribution.kind in ("long", "integer"):
+        longs = [(lanes[i] >> 1) * 2**32 + lanes[i + 1] for i in (0, 2)]
+        if distribution.kind == "long":
+            return longs
+        return [n % distribution.threshold + int(distribution.shift) for n in longs]
     if distribution.per_block == 2:
         digits, numbers = 53, [_fifty_three(lanes[i], lanes[i + 1]) for i in (0, 2)]
     elif distribution.kind == "uniform":

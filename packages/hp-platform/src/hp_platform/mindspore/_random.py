@@ -104,6 +104,10 @@ class MindSporeRandomOps:
             result: mindspore.Tensor = _composed.where(mask, zeros, scaled)
         return result
 
+    def is_recomputing(self) -> bool:
+        """MindSpore does not tell."""
+        return False
+
 
 def _words(seed: int, stream: int, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     first, last = block_range(start, count)

@@ -62,3 +62,10 @@ class RandomOps(Protocol):
         The same mask comes for the same (seed, stream, region): backward calls it again instead of keeping the mask.
         """
         ...
+
+    def is_recomputing(self) -> bool:
+        """Whether the framework's own checkpointing runs a forward for the second time now, as far as that can be seen.
+
+        torch: inside of ``torch.utils.checkpoint`` with ``use_reentrant=False``. MindSpore: never.
+        """
+        ...

@@ -69,5 +69,10 @@ class TorchRandomOps:
         mask = self.draw(dropped, seed, stream, region, str(x.device))
         return torch.where(mask, torch.zeros((), dtype=x.dtype, device=x.device), x * scale)
 
+    def is_recomputing(self) -> bool:
+        """Whether checkpointing has put its hooks for recomputation in place."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return hooks is not None and hooks[0].__qualname__.startswith("_recomputation_hook.")
+
     def _generators(self, device: str) -> TorchDevice:
         return self._devices[device.partition(":")[0]]
