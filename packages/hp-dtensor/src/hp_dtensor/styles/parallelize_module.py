@@ -1,0 +1,115 @@
+"""``parallelize_module``: a plan that says by patterns of names which module is laid out in which style."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hp_dtensor.creation import check_mesh
+from hp_dtensor.module_tensors import keep_ties, parameter_places, suggestion
+from hp_platform import get_current_mesh, get_platform
+
+Module = Any
+
+
+def parallelize_module(
+    module: Module,
+    device_mesh: Any = None,
+    parallelize_plan: Any = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> Module:
+    """Apply parallel styles to a module and its sub-modules, in place. All ranks of the mesh call.
+
+    Args:
+        module: the root.
+        device_mesh: where it is laid out; default: the current mesh (``with mesh:``). Styles take a mesh of one dim unless
+            they say otherwise (``num_mesh_dims``): give ``mesh["tp"]`` of a larger one.
+        parallelize_plan: a style for the module itself; or a dict from patterns to styles. A pattern is a dotted name whose
+            parts may have wildcards, each for one level: ``"layers.*.attn.q_proj"``, ``"layers.[0-3].mlp"``; ``""`` is the
+            module itself. A style is any object with ``apply(module, device_mesh)``: see
+            :class:`hp_dtensor.ParallelStyle`. Entries are applied in their order; several may meet one module.
+        src_data_rank: set on every style of the plan that is a :class:`ParallelStyle`: the rank along the mesh dim whose
+            parameters count, or None: every rank's own.
+
+    Returns the module, or what the style for the module itself put in its place. Without a plan there is a warning and the
+    module stays as it is. The whole plan is checked before the first style is applied. A parameter in several places stays
+    one parameter (:mod:`hp_dtensor.module_tensors`).
+
+    Communication: that of the styles; with ``src_data_rank`` usually one scatter or broadcast per parameter. TypeError for a
+    plan or value of another kind; ValueError for a pattern that meets no module (the message names close ones), and for
+    a mesh with another number of dims than a style takes.
+    """
+    mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
+    check_mesh(mesh)
+    if not isinstance(module, get_platform().Module):
+        raise TypeError(f"parallelize_module takes a module, got {type(module).__name__}")
+    if parallelize_plan is None:
+        warnings.warn("parallelize_module without parallelize_plan changes nothing", stacklevel=2)
+        return module
+    plan = parallelize_plan if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
+    for pattern, style in plan.items():
+        _check_style(pattern, style, mesh)
+    chosen = [(name, style) for pattern, style in plan.items() for name in _matching(module, pattern)]
+    places = parameter_places(module)
+    for name, style in chosen:
+        module = _apply(module, name, style, mesh, src_data_rank)
+    keep_ties(places)
+    return module
+
+
+def _apply(root: Module, name: str, style: Any, mesh: Any, src_data_rank: int | None) -> Module:
+    from hp_dtensor.styles.parallel_style import ParallelStyle
+
+    platform = get_platform()
+    if isinstance(style, ParallelStyle):
+        style.src_data_rank = src_data_rank
+    # By name, and not by an object found before: an earlier style may have put another module there.
+    target = platform.get_submodule(root, name)
+    result = style.apply(target, mesh)
+    if result is None or result is target:
+        return root
+    if not isinstance(result, platform.Module):
+        raise TypeError(
+            f"{type(style).__name__}.apply for {name!r} gave a {type(result).__name__}: return the module, or None"
+        )
+    if not name:
+        return result
+    platform.set_submodule(root, name, result)
+    return root
+
+
+def _check_style(pattern: Any, style: Any, mesh: Any) -> None:
+    if not isinstance(pattern, str):
+        raise TypeError(f"the keys of a parallelize_plan are patterns of names, got {pattern!r}")
+    if isinstance(style, type) or not callable(getattr(style, "apply", None)):
+        raise TypeError(
+            f"parallelize_plan[{pattern!r}] must be a style, an object with apply(module, device_mesh), got {style!r}"
+        )
+    wanted = getattr(style, "num_mesh_dims", 1)
+    if wanted is not None and len(mesh.shape) != wanted:
+        raise ValueError(
+            f"parallelize_plan[{pattern!r}]: {type(style).__name__} takes a mesh of {wanted} dim{'s' * (wanted != 1)}, got "
+            f"{mesh} of shape {tuple(mesh.shape)}; slice it by name, such as mesh['tp']"
+        )
+
+
+def _matching(root: Module, pattern: str) -> list[str]:
+    found = list(_walk(root, "", pattern.split(".") if pattern else []))
+    if not found:
+        known = [name for name, _ in get_platform().named_modules(root)]
+        raise ValueError(
+            f"parallelize_plan[{pattern!r}] meets no sub-module of {type(root).__name__}; {suggestion(pattern, known)}"
+        )
+    return found
+
+
+def _walk(module: Module, prefix: str, parts: list[str]) -> Iterator[str]:
+    if not parts:
+        yield prefix
+        return
+    for name, child in get_platform().named_modules(module):
+        if name and "." not in name and fnmatch.fnmatchcase(name, parts[0]):
+            yield from _walk(child, f"{prefix}.{name}" if prefix else name, parts[1:])
