@@ -56,7 +56,7 @@ def test_the_half_checkpoint_is_recognised_and_named(tmp_path: Path, world: Worl
     assert save(state, tmp_path).name == "000003"
 
 
-@distributed(world_size=1, isolated=True)
+@distributed(world_size=1)
 def test_a_program_that_ends_finishes_its_save_first(tmp_path: Path, world: World) -> None:
     # In a process of its own, whose last statement is the save.
     script = (

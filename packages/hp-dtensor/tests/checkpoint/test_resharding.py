@@ -18,7 +18,7 @@ from hp_dtensor.checkpoint.boxes import Box, overlap, whole, without_contained
 from hp_dtensor.checkpoint.plan import file_name, make_plan
 from hp_dtensor.checkpoint.stored import Chunk, Stored, StoredTensor
 from hp_dtensor.spec import local_block
-from hp_platform import DeviceMesh
+from hp_platform import DeviceMesh, is_initialized
 from hp_platform.testing import World, count_collectives, distributed
 
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -106,6 +106,14 @@ def test_what_several_ranks_hold_is_written_once_and_dealt_evenly(tmp_path: Path
     keys = [key for file in files for key in file.entries]
     assert sorted(keys) == sorted([*state, "plain"])
     assert all(len(file.entries.keys() & state.keys()) == 4 for file in files)
+
+
+@distributed(world_size=2, init=False)
+def test_a_save_may_be_the_first_that_communicates(tmp_path: Path, world: World) -> None:
+    mesh = DeviceMesh(world.device_type, [0, 1])  # makes its groups when it first needs them
+    folder = save({"w": distribute_tensor(_full(world, (6, 4)), mesh, [S0])}, tmp_path)
+    assert len(list(folder.glob("rank-*.safetensors"))) == 2
+    assert is_initialized()
 
 
 # ------------------------------------------------------------------------------------------- plans, without any process

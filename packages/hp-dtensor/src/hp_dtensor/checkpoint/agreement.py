@@ -16,8 +16,8 @@ from typing import Any
 from hp_dtensor.checkpoint.boxes import Box, whole
 from hp_dtensor.checkpoint.nest import FlatState
 from hp_dtensor.checkpoint.sources import Source, boxes_of_ranks, placed
-from hp_platform import collectives, get_platform, get_rank, get_world_size, is_initialized
-from hp_platform.process_groups import world_device
+from hp_platform import collectives, get_platform, get_rank, get_world_size, is_initialized, launch
+from hp_platform.process_groups import ensure_initialized, world_device
 
 FAILED = -1
 """Said instead of a number by a rank that cannot take part."""
@@ -43,14 +43,25 @@ class State:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def rank_and_size() -> tuple[int, int]:
-    """This process in the job; a process without a process group is a job of its own."""
-    return (get_rank(), get_world_size()) if is_initialized() else (0, 1)
+def join(sources: Mapping[str, Source]) -> tuple[int, int]:
+    """This process' rank, and the number of processes; joins the job's default group if nothing has done so yet.
+
+    A mesh makes that group when it first communicates, so a state may be there before it. A process that no launcher has
+    started is a job of its own.
+    """
+    if not is_initialized():
+        launched = launch.environment()
+        alone = launched is None or launched.world_size == 1
+        platform = get_platform()
+        if alone and platform.adopt_world() is None:
+            return 0, 1
+        kinds = (platform.device_of(source.local).partition(":")[0] for source in sources.values())
+        ensure_initialized(next(kinds, None))
+    return get_rank(), get_world_size()
 
 
-def tell(number: int, digest: int) -> list[tuple[int, int]]:
+def tell(number: int, digest: int, world_size: int) -> list[tuple[int, int]]:
     """Every rank's pair of numbers, by rank. Communication: one all-gather of 16 bytes a rank, none if there is one rank."""
-    _, world_size = rank_and_size()
     if world_size == 1:
         return [(number, digest)]
     platform = get_platform()
@@ -80,10 +91,10 @@ def _hash(described: Any) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(described).encode()).digest()[:8], "little") >> 1
 
 
-def known_state(flat: FlatState, sources: Mapping[str, Source]) -> State:
+def known_state(flat: FlatState, sources: Mapping[str, Source], world_size: int) -> State:
     """The job's state where every rank has the same. No communication."""
     state = State(flat.root, list(flat.leaves), dict(flat.kinds), _values(flat))
-    everyone = list(range(rank_and_size()[1]))
+    everyone = list(range(world_size))
     of_specs = {spec: boxes_of_ranks(spec) for spec in {s.spec for s in sources.values()} if spec is not None}
     for name, source in sources.items():
         holders = {whole(source.shape): everyone} if source.spec is None else of_specs[source.spec]

@@ -108,8 +108,9 @@ def save_safetensors(
     if isinstance(max_shard_bytes, bool) or not isinstance(max_shard_bytes, int) or max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is a positive number of bytes, got {max_shard_bytes!r}")
     check_options(None, timeout)
-    target, problem, digest = Path(folder), None, 0
-    rank, world_size = agreement.rank_and_size()
+    target, digest = Path(folder), 0
+    problem: Exception | None = None
+    found: dict[str, Source] = {}
     try:
         flat = _flat(state, "save_safetensors")
         found = sources.sources_of(flat)
@@ -117,7 +118,8 @@ def save_safetensors(
         _check_target(target)
     except (ValueError, OSError) as error:
         problem = error
-    told = agreement.tell(FAILED if problem is not None else 0, digest)
+    rank, world_size = agreement.join(found)
+    told = agreement.tell(FAILED if problem is not None else 0, digest, world_size)
     if problem is not None:
         raise problem
     refuse_failed(told, f"save_safetensors to {target}")

@@ -89,23 +89,32 @@ def prepare(state: Any, path: str | os.PathLike[str], keep: int | None, timeout:
     check_options(keep, timeout)
     wait_for_running()
     root = Path(path)
-    rank, world_size = agreement.rank_and_size()
-    number, digest, problem = FAILED, 0, None
+    problem: Exception | None = None
+    found: dict[str, Source] = {}
+    number, digest = FAILED, 0
     try:
         flat = flatten(state, sources.is_tensor)
         found = sources.sources_of(flat)
         digest = agreement.digest_of(flat, found)
-        number = folders.make_new(root) if rank == 0 else 0
-    except (ValueError, OSError) as error:
+        number = 0
+    except ValueError as error:
         problem = error  # told to the others first, who would wait for this rank
-    told = agreement.tell(number, digest)
+    rank, world_size = agreement.join(found)
+    if rank == 0 and problem is None:
+        try:
+            number = folders.make_new(root)
+        except OSError as error:
+            number, problem = FAILED, error
+    told = agreement.tell(number, digest, world_size)
     folder = folders.folder_of(root, told[0][0])
     try:
         if problem is not None:
             raise problem
         refuse_failed(told, f"save to {root}")
         alike = all(theirs == digest for _, theirs in told)
-        whole = agreement.known_state(flat, found) if alike else agreement.gathered_state(flat, found)
+        whole = (
+            agreement.known_state(flat, found, world_size) if alike else agreement.gathered_state(flat, found)
+        )
         plan = make_plan(whole, world_size)
     except (ValueError, OSError, RuntimeError):
         if number > 0:

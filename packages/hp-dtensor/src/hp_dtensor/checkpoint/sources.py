@@ -57,7 +57,10 @@ def source_of(name: str, x: Any) -> Source:
         raise ValueError(
             f"{name} is on the meta device and has no memory: make it on a real device first, for example with empty"
         )
-    code = code_of(platform.dtype_name(local.dtype), name)
+    try:
+        code = code_of(platform.dtype_name(local.dtype), name)
+    except KeyError:  # one that the platform has no name for, such as a quantized one
+        code = code_of(str(local.dtype), name)
     if spec is None:
         shape = tuple(local.shape)
         return Source(code, shape, whole(shape), local, None)
