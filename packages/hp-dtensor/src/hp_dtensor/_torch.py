@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hp_dtensor import _names
+from hp_dtensor import _names, _torch_lists
 from hp_dtensor._torch_checkpoint import CheckpointMethods
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
@@ -159,6 +159,7 @@ def _tensors(nest: Any) -> list[DTensor]:
     return [x for x in torch.utils._pytree.tree_leaves(nest) if isinstance(x, DTensor)]
 
 
+ABOUT_LOCAL.update(_torch_lists.handlers())
 _define_methods()
 _answer_from_local(
     "is_floating_point is_complex is_signed element_size get_device is_contiguous is_inference"
