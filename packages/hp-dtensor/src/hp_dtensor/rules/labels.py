@@ -196,8 +196,8 @@ def numbered(name: str, count: int) -> Labels:
 def lies(operand: Operand, outcome: Outcome) -> Placements:
     """The placements in which the operation gets an operand."""
     if isinstance(operand.place, tuple):
-        return outcome.inputs[operand.place[0]][operand.place[1]]  # type: ignore[no-any-return]
-    return outcome.inputs[operand.place]  # type: ignore[no-any-return]
+        return outcome.inputs[operand.place[0]][operand.place[1]]
+    return outcome.inputs[operand.place]
 
 
 def local_shape(spec: Spec, placements: Placements, shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
