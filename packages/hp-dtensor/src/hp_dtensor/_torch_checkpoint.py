@@ -52,8 +52,13 @@ class CheckpointMethods:
         return _chunks(source_of("the tensor", self))
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """The memory of this rank's piece."""
-        return self._local.detach()
+        """The memory of the part of this rank's piece that begins at ``index.offset``; without it, of the piece."""
+        for part in source_of(index.fqn, self).parts:
+            if index.offset is None or tuple(index.offset) == part.box.offset:
+                return part.local.detach()
+        raise ValueError(
+            f"{index.fqn}: this rank holds nothing that begins at {index.offset}, only {self._spec}"
+        )
 
     def data_ptr(self) -> int:
         """0: a DTensor has no memory of its own; ask ``to_local()``."""
@@ -72,6 +77,5 @@ def _chunks(source: Source) -> list[ChunkStorageMetadata]:
 
     # An empty piece begins where the last one ends, and two of them would be one to torch. Of a tensor without any elements
     # one piece stands for the whole.
-    if source.box.volume == 0 and 0 not in source.shape:
-        return []
-    return [ChunkStorageMetadata(torch.Size(source.box.offset), torch.Size(source.box.size))]
+    boxes = [part.box for part in source.parts if part.box.volume or 0 in source.shape]
+    return [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.size)) for box in boxes]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hp_dtensor import Replicate, Shard, distribute_tensor, load, save
 from hp_dtensor.checkpoint import safetensors_file
 from hp_dtensor.checkpoint.agreement import State, Tensor
-from hp_dtensor.checkpoint.boxes import Box, overlap, whole, without_contained
+from hp_dtensor.checkpoint.boxes import Box, boxes_of_run, overlap, whole, without_contained
 from hp_dtensor.checkpoint.plan import file_name, make_plan
 from hp_dtensor.checkpoint.stored import Chunk, Stored, StoredTensor
 from hp_dtensor.spec import local_block
@@ -174,3 +174,16 @@ def test_boxes_meet_in_what_they_have_in_common() -> None:
     assert Box((1, 2), (1, 1)).slices_in(Box((1, 0), (2, 3))) == (slice(0, 1), slice(2, 3))
     boxes = [Box((0,), (2,)), Box((0,), (4,)), Box((4,), (2,)), Box((0,), (4,))]
     assert without_contained(boxes) == [Box((0,), (4,)), Box((4,), (2,))]
+
+
+@pytest.mark.once
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_a_run_of_elements_is_boxes_that_follow_each_other(shape: list[int], data: Any) -> None:
+    count = math.prod(shape)
+    start = data.draw(st.integers(0, count))
+    stop = data.draw(st.integers(start, count))
+    numbers = np.arange(count).reshape(shape)
+    boxes = boxes_of_run(shape, start, stop)
+    runs = [numbers[box.slices_in(whole(shape))].reshape(-1) for box in boxes]
+    assert np.concatenate([*runs, np.arange(0)]).tolist() == list(range(start, stop))
+    assert len(boxes) <= 2 * len(shape)

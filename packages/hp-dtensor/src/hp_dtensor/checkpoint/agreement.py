@@ -2,7 +2,8 @@
 
 [Note: planning without talking] Every rank knows the specs of all its tensors, so it knows the pieces of all ranks. Where
 all ranks describe the same state, which a hash of the descriptions tells, each makes the same plan for itself. Where they do
-not (stages of a pipeline, meshes that are rows of a larger one), they send each other what they hold, and plan from that.
+not (stages of a pipeline, meshes that are rows of a larger one), or a tensor lies in runs instead of boxes, they send each
+other what they hold, and plan from that.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def known_state(flat: FlatState, sources: Mapping[str, Source], world_size: int)
 
 def gathered_state(flat: FlatState, sources: Mapping[str, Source]) -> State:
     """The job's state where ranks have different ones. Communication: a gather of descriptions (about 100 bytes a tensor)."""
-    held = {name: (s.code, s.shape, tuple(s.box)) for name, s in sources.items()}
+    held = {name: (s.code, s.shape, [part.box for part in s.parts]) for name, s in sources.items()}
     mine = (flat.root, list(flat.leaves), dict(flat.kinds), _values(flat), held)
     return merged(collectives.all_gather_object(mine))
 
@@ -132,10 +133,11 @@ def merged(
                 known = state.values.setdefault(name, values[name])
                 _same(name, "value", [known], [values[name]], first[name], rank)
                 continue
-            code, shape, (offset, size) = held[name]
+            code, shape, boxes = held[name]
             tensor = state.tensors.setdefault(name, Tensor(code, shape))
             _same(name, "dtype and shape", (tensor.code, tensor.shape), (code, shape), first[name], rank)
-            tensor.holders.setdefault(Box(offset, size), []).append(rank)
+            for box in boxes:
+                tensor.holders.setdefault(box, []).append(rank)
     for name in (*state.order, *state.kinds):
         inner = [name[:end] for end, letter in enumerate(name) if letter == "/"]
         for outer in (*inner, *([name] if name in state.kinds else [])):

@@ -29,6 +29,29 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
+def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+    """The elements ``start`` to ``stop`` of the flat (row-major) order as boxes, each a run itself; at most two per dim."""
+    if start >= stop:
+        return []
+    if len(shape) == 1:
+        return [Box((start,), (stop - start,))]
+    rest = tuple(shape[1:])
+    row = math.prod(rest)
+    found: list[Box] = []
+    while start < stop:
+        index, within = divmod(start, row)
+        if within == 0 and stop - start >= row:
+            count = (stop - start) // row
+            found.append(Box((index, *(0 for _ in rest)), (count, *rest)))
+            start = start + count * row
+        else:
+            length = min(stop - start, row - within)
+            inner = boxes_of_run(rest, within, within + length)
+            found.extend(Box((index, *box.offset), (1, *box.size)) for box in inner)
+            start = start + length
+    return found
+
+
 def overlap(a: Box, b: Box) -> Box | None:
     """What two boxes have in common; None if that is nothing."""
     starts, sizes = [], []

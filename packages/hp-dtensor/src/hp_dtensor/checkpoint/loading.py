@@ -74,7 +74,7 @@ def _whole(stored: Stored) -> Any:
     leaves = {
         name: stored.values[name]
         if name in stored.values
-        else stored.read(name, whole(stored.tensors[name].shape), "cpu")
+        else stored.tensor(name, stored.bits(name, whole(stored.tensors[name].shape)), "cpu")
         for name in stored.order
     }
     return nest.rebuild(stored.root, stored.kinds, leaves)
@@ -128,10 +128,14 @@ def _difference(name: str, flat: FlatState, target: Source | None, stored: Store
 
 
 def _fill_tensor(name: str, target: Source, stored: Stored) -> None:
-    if not target.box.volume:
+    import numpy as np
+
+    if 0 in target.local.shape:
         return
     platform = get_platform()
-    platform.copy_(target.local, stored.read(name, target.box, platform.device_of(target.local)))
+    pieces = [stored.bits(name, part.box) for part in target.parts]
+    bits = np.concatenate([piece.reshape(-1) for piece in pieces]) if target.is_run else pieces[0]
+    platform.copy_(target.local, stored.tensor(name, bits, platform.device_of(target.local)))
 
 
 def _equal(a: Any, b: Any) -> bool:

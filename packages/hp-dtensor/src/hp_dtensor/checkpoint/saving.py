@@ -13,7 +13,7 @@ from hp_dtensor.checkpoint import agreement, folders, rendezvous, safetensors_fi
 from hp_dtensor.checkpoint.agreement import FAILED
 from hp_dtensor.checkpoint.nest import flatten
 from hp_dtensor.checkpoint.plan import Plan, file_name, make_plan
-from hp_dtensor.checkpoint.sources import Source
+from hp_dtensor.checkpoint.sources import Part, Source
 from hp_platform import _process
 
 DEFAULT_TIMEOUT = 1800.0
@@ -40,7 +40,7 @@ def save(
     shapes. ValueError for a state that cannot be kept; RuntimeError on all ranks if one of them cannot write.
     """
     job = prepare(state, path, keep, timeout)
-    return job.run({name: sources.streamed(source.local) for name, source in job.mine.items()})
+    return job.run({key: sources.streamed(part.local) for key, part in job.mine.items()})
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
     folder: Path
     rank: int
     plan: Plan
-    mine: dict[str, Source]
+    mine: dict[str, Part]
     """What this rank writes, by the keys in its file."""
     keep: int | None
     timeout: float
@@ -111,7 +111,7 @@ def prepare(state: Any, path: str | os.PathLike[str], keep: int | None, timeout:
         if problem is not None:
             raise problem
         refuse_failed(told, f"save to {root}")
-        alike = all(theirs == digest for _, theirs in told)
+        alike = all(theirs == digest for _, theirs in told) and not any(s.is_run for s in found.values())
         whole = (
             agreement.known_state(flat, found, world_size) if alike else agreement.gathered_state(flat, found)
         )
@@ -120,7 +120,10 @@ def prepare(state: Any, path: str | os.PathLike[str], keep: int | None, timeout:
         if number > 0:
             folder.rmdir()  # this rank made it
         raise
-    mine = {key: found[piece.name] for key, piece in plan.pieces[rank].items()}
+    mine = {
+        key: next(part for part in found[piece.name].parts if part.box == piece.box)
+        for key, piece in plan.pieces[rank].items()
+    }
     return Job(folder, rank, plan, mine, keep, timeout)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hp_dtensor.checkpoint.boxes import Box, whole
+from hp_dtensor.checkpoint.boxes import Box, boxes_of_run, whole
 from hp_dtensor.checkpoint.nest import FlatState
 from hp_dtensor.checkpoint.safetensors_file import code_of
 from hp_dtensor.dtensor import DTensorMethods
@@ -19,6 +19,15 @@ PIECE_BYTES: Final = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
+class Part:
+    """A box of a tensor that this rank holds."""
+
+    box: Box
+    local: Any
+    """Its values, of the box's size: the local tensor or a view into it."""
+
+
+@dataclass(frozen=True)
 class Source:
     """A tensor of a state, as this rank has it."""
 
@@ -26,11 +35,16 @@ class Source:
     """The file format's name of the dtype."""
     shape: tuple[int, ...]
     """Global."""
-    box: Box
-    """What this rank holds."""
+    parts: tuple[Part, ...]
+    """What this rank holds, in the order of the local tensor. One box, but of a run of elements (RaggedShard) several."""
     local: Any
     spec: Spec | None
     """None: a plain tensor, the same on all ranks."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the local tensor is a run of elements in flat order instead of a box."""
+        return self.spec is not None and len(self.spec.local_shape) != len(self.shape)
 
 
 def is_tensor(x: Any) -> bool:
@@ -63,12 +77,25 @@ def source_of(name: str, x: Any) -> Source:
         code = code_of(str(local.dtype), name)
     if spec is None:
         shape = tuple(local.shape)
-        return Source(code, shape, whole(shape), local, None)
-    return Source(code, spec.shape, Box(spec.local_offset, spec.local_shape), local, spec)
+        return Source(code, shape, (Part(whole(shape), local),), local, None)
+    if len(spec.local_shape) == len(spec.shape):
+        return Source(code, spec.shape, (Part(Box(spec.local_offset, spec.local_shape), local),), local, spec)
+    return Source(code, spec.shape, tuple(_parts_of_run(spec, local)), local, spec)
+
+
+def _parts_of_run(spec: Spec, local: Any) -> Iterator[Part]:
+    platform = get_platform()
+    start, length = spec.local_offset[0], spec.local_shape[0]
+    at = 0
+    with platform.no_grad():
+        run = platform.detach(local)
+        for box in boxes_of_run(spec.shape, start, start + length):
+            yield Part(box, platform.reshape(platform.narrow(run, 0, at, box.volume), box.size))
+            at = at + box.volume
 
 
 def boxes_of_ranks(spec: Spec) -> dict[Box, list[int]]:
-    """Every rank's piece of a tensor: box -> the global ranks that hold it. Arithmetic only."""
+    """Every rank's box of a tensor that lies in boxes: box -> the global ranks that hold it. Arithmetic only."""
     found: dict[Box, list[int]] = {}
     ranks = spec.mesh.mesh
     for coordinate in itertools.product(*(range(size) for size in spec.mesh.shape)):
@@ -102,7 +129,7 @@ def streamed(local: Any) -> Iterator[Any]:
             yield platform.to_bits(platform.narrow(row, 0, start, min(step, row.shape[0] - start)))
 
 
-def staged(sources: Mapping[str, Source]) -> dict[str, Any]:
-    """A copy of each tensor's bits on the host."""
+def staged(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """A copy of each part's bits on the host."""
     platform = get_platform()
-    return {name: platform.to_bits(platform.detach(source.local)) for name, source in sources.items()}
+    return {key: platform.to_bits(platform.detach(part.local)) for key, part in parts.items()}

@@ -84,8 +84,8 @@ class Stored:
             )
         return out
 
-    def read(self, name: str, box: Box, device: str | None = None) -> Any:
-        """The same as a tensor of the framework in use, with the dtype that it was saved with."""
+    def tensor(self, name: str, bits: Any, device: str | None = None) -> Any:
+        """Bits of a tensor as a tensor of the framework in use, with the dtype that it was saved with."""
         platform = get_platform()
         code = self.tensors[name].code
         try:
@@ -95,4 +95,4 @@ class Stored:
                 f"{name} is stored as {NAME_OF[code]}, which {platform.platform_type.value} {platform.framework_version} does "
                 f"not have: convert it under a framework that has it, and save it anew"
             ) from None
-        return platform.from_bits(self.bits(name, box), dtype, device)
+        return platform.from_bits(bits, dtype, device)
