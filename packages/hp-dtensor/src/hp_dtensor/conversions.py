@@ -18,6 +18,8 @@ all-to-all               all-to-all              Shard to Shard
 one rank keeps           identity                Replicate to Partial
 =======================  ======================  =========================================
 
+(Reductions other than sums have gradients of their own: :mod:`hp_dtensor.reductions`.)
+
 Every backward is built of functions of this table again, each the adjoint of the other, so second derivatives are right
 too: a bare identity as the backward of all-reduce would make them wrong without a word.
 (hp_platform.collectives.differentiable has another convention: there every rank's loss counts.)
@@ -25,50 +27,32 @@ too: a bare identity as the backward of all-reduce would make them wrong without
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+from hp_dtensor import transport
 from hp_dtensor.simulation import SimulatedGroup
+from hp_dtensor.transport import Cut as Cut
 from hp_platform import ProcessGroup, collectives, get_platform
+from hp_platform.on_platform import once
 
 Tensor = Any
 
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """How tensor dim ``dim`` is dealt to the ranks along a mesh dim."""
-
-    group: ProcessGroup
-    positions: tuple[int, ...]
-    """For each coordinate along the mesh dim its position in the group, whose ranks ascend whatever the mesh says."""
-    index: int
-    """This rank's coordinate."""
-    dim: int
-    sizes: tuple[int, ...]
-    """Of the chunks, by coordinate."""
-
-    @property
-    def is_even(self) -> bool:
-        """Whether blocks of equal size lie in the group's order: what the plain collectives take."""
-        return self.sizes[0] == self.sizes[-1] and self.positions == tuple(range(len(self.positions)))
-
-    @property
-    def by_position(self) -> tuple[int, ...]:
-        """For each position in the group its coordinate."""
-        return tuple(sorted(range(len(self.positions)), key=self.positions.__getitem__))
+Arrived = tuple[Tensor] | None
+"""The result of a collective that was started before (see :mod:`hp_dtensor.transport`); None: it is run now."""
 
 
-def gather(x: Tensor, cut: Cut) -> Tensor:
+def gather(x: Tensor, cut: Cut, arrived: Arrived = None) -> Tensor:
     """Shard to Replicate. One all-gather of the whole's bytes; backward: slice."""
-    return _functions().Gather.apply(x, cut)
+    return _functions().Gather.apply(x, cut, arrived)
 
 
-def gather_varying(x: Tensor, cut: Cut) -> Tensor:
-    """Shard to a Replicate that each rank uses differently. One all-gather; backward: one reduce-scatter."""
-    return _functions().GatherVarying.apply(x, cut)
+def gather_varying(x: Tensor, cut: Cut, arrived: Arrived = None, used: Any = None) -> Tensor:
+    """Shard to a Replicate that each rank uses differently. One all-gather; backward: one reduce-scatter.
+
+    ``used()`` is called when the backward begins.
+    """
+    return _functions().GatherVarying.apply(x, cut, arrived, used)
 
 
 def slice_out(x: Tensor, cut: Cut) -> Tensor:
@@ -76,19 +60,19 @@ def slice_out(x: Tensor, cut: Cut) -> Tensor:
     return _functions().Slice.apply(x, cut)
 
 
-def reduce_scatter(x: Tensor, cut: Cut) -> Tensor:
+def reduce_scatter(x: Tensor, cut: Cut, arrived: Arrived = None) -> Tensor:
     """Sum to Shard. One reduce-scatter of the whole's bytes; backward: one all-gather."""
-    return _functions().ReduceScatter.apply(x, cut)
+    return _functions().ReduceScatter.apply(x, cut, arrived)
 
 
-def all_to_all(x: Tensor, source: Cut, target: Cut) -> Tensor:
+def all_to_all(x: Tensor, source: Cut, target: Cut, arrived: Arrived = None) -> Tensor:
     """Shard to Shard of another dim. One all-to-all of the local bytes, forward and backward."""
-    return _functions().AllToAll.apply(x, source, target)
+    return _functions().AllToAll.apply(x, source, target, arrived)
 
 
-def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+def all_reduce(x: Tensor, group: ProcessGroup, arrived: Arrived = None) -> Tensor:
     """Sum to Replicate. One all-reduce; backward: the identity."""
-    return _functions().AllReduce.apply(x, group)
+    return _functions().AllReduce.apply(x, group, arrived)
 
 
 def mark(x: Tensor, groups: tuple[ProcessGroup, ...], used: Any = None) -> Tensor:
@@ -130,25 +114,20 @@ def pad(x: Tensor, cut: Cut) -> Tensor:
     )
 
 
-def _functions() -> SimpleNamespace:
-    platform: Any = get_platform()
-    return _defined(platform)
-
-
-@cache
-def _defined(platform: Any) -> SimpleNamespace:
+@once
+def _functions(platform: Any) -> SimpleNamespace:
     """The autograd Functions of a framework: they must inherit from its class, so they are defined when it is known."""
     base: Any = platform.Function
 
     class Gather(base):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        def forward(ctx: Any, x: Tensor, cut: Cut, arrived: Arrived) -> Tensor:
             ctx.cut = cut
-            return _gathered(platform, x, cut)
+            return transport.gather(x, cut) if arrived is None else arrived[0]
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return Slice.apply(g, ctx.cut), None
+            return Slice.apply(g, ctx.cut), None, None
 
     class Slice(base):
         @staticmethod
@@ -161,47 +140,49 @@ def _defined(platform: Any) -> SimpleNamespace:
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return Gather.apply(g, ctx.cut), None
+            return Gather.apply(g, ctx.cut, None), None
 
     class GatherVarying(base):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
-            ctx.cut = cut
-            return _gathered(platform, x, cut)
+        def forward(ctx: Any, x: Tensor, cut: Cut, arrived: Arrived, used: Any) -> Tensor:
+            ctx.cut, ctx.used = cut, used
+            return transport.gather(x, cut) if arrived is None else arrived[0]
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return ReduceScatter.apply(g, ctx.cut), None
+            if ctx.used is not None:
+                ctx.used()
+            return ReduceScatter.apply(g, ctx.cut, None), None, None, None
 
     class ReduceScatter(base):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        def forward(ctx: Any, x: Tensor, cut: Cut, arrived: Arrived) -> Tensor:
             ctx.cut = cut
-            return _reduce_scattered(platform, x, cut)
+            return transport.reduce_scatter(x, cut) if arrived is None else arrived[0]
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return GatherVarying.apply(g, ctx.cut), None
+            return GatherVarying.apply(g, ctx.cut, None, None), None, None
 
     class AllToAll(base):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, source: Cut, target: Cut) -> Tensor:
+        def forward(ctx: Any, x: Tensor, source: Cut, target: Cut, arrived: Arrived) -> Tensor:
             ctx.source, ctx.target = source, target
-            return _exchanged(platform, x, source, target)
+            return transport.all_to_all(x, source, target) if arrived is None else arrived[0]
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return AllToAll.apply(g, ctx.target, ctx.source), None, None
+            return AllToAll.apply(g, ctx.target, ctx.source, None), None, None, None
 
     class AllReduce(base):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        def forward(ctx: Any, x: Tensor, group: ProcessGroup, arrived: Arrived) -> Tensor:
             ctx.group = group
-            return reduced(x, group)
+            return reduced(platform.detach(x), group) if arrived is None else arrived[0]
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
-            return Mark.apply(g, (ctx.group,), None), None
+            return Mark.apply(g, (ctx.group,), None), None, None
 
     class Mark(base):
         # Saves no tensor, so that checkpointing counts the same whether a mark is made or found. detach() shares the
@@ -216,7 +197,7 @@ def _defined(platform: Any) -> SimpleNamespace:
             if ctx.used is not None:
                 ctx.used()
             for group in ctx.groups:
-                g = AllReduce.apply(g, group)
+                g = AllReduce.apply(g, group, None)
             return g, None, None
 
     class KeepOnOne(base):
@@ -241,49 +222,3 @@ def _defined(platform: Any) -> SimpleNamespace:
 
     defined = (Gather, GatherVarying, Slice, ReduceScatter, AllToAll, AllReduce, Mark, KeepOnOne)
     return SimpleNamespace(**{function.__name__: function for function in defined})
-
-
-def _gathered(platform: Any, x: Tensor, cut: Cut) -> Tensor:
-    x = platform.detach(x)
-    if cut.is_even:
-        stacked = collectives.all_gather(x, cut.group)
-        if cut.dim == 0:
-            return stacked
-        return platform.cat(platform.split(stacked, [x.shape[0]] * len(cut.sizes)), cut.dim)
-    rows = x if cut.dim == 0 else platform.transpose(x, 0, cut.dim)
-    pieces = collectives.all_gather_uneven(rows, [cut.sizes[c] for c in cut.by_position], cut.group)
-    whole = platform.cat([pieces[position] for position in cut.positions])
-    return whole if cut.dim == 0 else platform.contiguous(platform.transpose(whole, 0, cut.dim))
-
-
-def _reduce_scattered(platform: Any, x: Tensor, cut: Cut) -> Tensor:
-    x = platform.detach(x)
-    if cut.is_even:
-        if cut.dim != 0:
-            x = platform.cat(platform.split(x, list(cut.sizes), cut.dim))
-        return collectives.reduce_scatter(x, cut.group)
-    rows = x if cut.dim == 0 else platform.transpose(x, 0, cut.dim)
-    pieces = platform.split(rows, list(cut.sizes))
-    mine = collectives.reduce_scatter_uneven([pieces[c] for c in cut.by_position], cut.group)
-    return mine if cut.dim == 0 else platform.contiguous(platform.transpose(mine, 0, cut.dim))
-
-
-def _exchanged(platform: Any, x: Tensor, source: Cut, target: Cut) -> Tensor:
-    """Blocks travel flat, in the group's order, because their shapes differ from rank to rank."""
-    pieces = platform.split(platform.detach(x), list(target.sizes), target.dim)
-    sent = [platform.reshape(pieces[c], (-1,)) for c in source.by_position]
-    shapes = []
-    for size in source.sizes:
-        shape = list(x.shape)
-        shape[target.dim], shape[source.dim] = target.sizes[target.index], size
-        shapes.append(tuple(shape))
-    by_position = [shapes[c] for c in source.by_position]
-    sizes = [math.prod(shape) for shape in by_position]
-    arrived = collectives.all_to_all(
-        platform.cat(sent), source.group, in_sizes=[piece.shape[0] for piece in sent], out_sizes=sizes
-    )
-    blocks = [
-        platform.reshape(block, shape)
-        for block, shape in zip(platform.split(arrived, sizes), by_position, strict=True)
-    ]
-    return platform.cat([blocks[position] for position in source.positions], source.dim)

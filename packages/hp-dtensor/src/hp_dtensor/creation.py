@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.chunk import chunk_length, chunk_offset, chunk_size, chunk_sizes
-from hp_dtensor.placements import REPLICATE, Placement, Shard
+from hp_dtensor.cuts import stacks_of
+from hp_dtensor.placements import REPLICATE, Partial, Placement, RaggedShard, Shard
+from hp_dtensor.ragged import ragged_dim
 from hp_dtensor.spec import Spec, make_spec, resolve, shown
 from hp_platform import collectives, get_platform
 
@@ -46,7 +48,12 @@ def _agreed_shape(local: Tensor, mesh: Any, placements: Sequence[Placement]) -> 
     """The global shape of what the ranks hold, from their sizes; inner cuts are added up first."""
     platform = get_platform()
     shape = tuple(local.shape)
-    for mesh_dim in reversed(range(len(placements))):
+    if ragged_dim(placements) is not None:
+        raise ValueError(
+            f"from_local with {shown(placements)}: the runs of a RaggedShard do not say the global shape; give shape="
+        )
+    stacks = stacks_of(placements, mesh.shape, len(shape))
+    for mesh_dim in (i for stack in stacks for i in reversed(stack)):
         placement, num_ranks = placements[mesh_dim], mesh.shape[mesh_dim]
         if not isinstance(placement, Shard) or num_ranks == 1:
             continue
@@ -114,7 +121,7 @@ def distribute_tensor(
             result, which is a leaf.
         device_mesh: default: the current mesh (``with mesh:``).
         placements: one per mesh dim; default: Replicate everywhere. A Partial keeps the value: the first rank along the mesh
-            dim holds it (sum) or every rank does (avg).
+            dim holds it and the others zeros (sum) or ones (prod), or every rank does (avg, max, min, all, any).
         src_data_rank: None (default): every rank cuts its own tensor, which must be equal everywhere; no communication. A
             number: the position along each mesh dim of the rank whose values count.
 
@@ -137,10 +144,16 @@ def distribute_tensor(
     _check_source(src_data_rank, spec)
     local = platform.detach(tensor)
     has_values = platform.device_of(local) != "meta"
-    for mesh_dim, placement in enumerate(spec.placements):
+    source = src_data_rank if has_values else None
+    # What cuts nothing first; then outer cuts before inner ones.
+    cutting = [i for stack in spec.cuts for i in stack]
+    for mesh_dim in (*(i for i in range(len(mesh.shape)) if i not in cutting), *cutting):
+        placement = spec.placements[mesh_dim]
         if mesh.shape[mesh_dim] > 1:
-            send = has_values and src_data_rank is not None
-            local = _dealt(local, spec, mesh_dim, placement, src_data_rank if send else None)
+            local = _dealt(local, spec, mesh_dim, placement, source)
+        if isinstance(placement, RaggedShard):
+            start, length = spec.local_offset[0], spec.local_shape[0]
+            local = platform.narrow(platform.reshape(local, (-1,)), 0, start, length)
     local = platform.clone(local)
     result = DTensor._wrap(local, spec)
     return result.requires_grad_(True) if platform.requires_grad(tensor) else result
@@ -158,7 +171,11 @@ def _dealt(local: Tensor, spec: Spec, mesh_dim: int, placement: Placement, sourc
     if source is not None:
         group = mesh.get_group(mesh_dim)
         local = collectives.broadcast(local, group.ranks[mesh.group_positions(mesh_dim)[source]], group)
-    return platform.zeros_like(local) if placement.is_partial("sum") and index != 0 else local
+    if index == 0 or not isinstance(placement, Partial) or placement.reduce_op not in ("sum", "prod"):
+        return local
+    return platform.full(
+        tuple(local.shape), int(placement.is_partial("prod")), local.dtype, platform.device_of(local)
+    )
 
 
 def _scattered(whole: Tensor, spec: Spec, mesh_dim: int, dim: int, source: int) -> Tensor:

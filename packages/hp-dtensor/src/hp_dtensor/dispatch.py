@@ -14,7 +14,7 @@ from hp_dtensor import arguments
 from hp_dtensor.errors import name_of
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
-from hp_dtensor.redistribution import plan_moves, run_moves
+from hp_dtensor.redistribution import moves_between, run_moves
 from hp_dtensor.rules.registry import Rule
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec, make_spec
@@ -167,7 +167,7 @@ def build_dispatch(
             return target
         value = run_plan(plan, rule.functional or function, args, local, kwargs)
         if plan.output is not spec:
-            value = run_moves(value, plan.output, plan_moves(plan.output.placements, spec.placements))
+            value = run_moves(value, plan.output, moves_between(plan.output, spec))
         platform: Any = get_platform()
         if platform.is_floating(value.dtype) and not platform.is_floating(own.dtype):
             raise ValueError(

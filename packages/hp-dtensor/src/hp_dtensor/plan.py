@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 from hp_dtensor.empty import without_elements
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
-from hp_dtensor.redistribution import Move, plan_moves, run_moves
+from hp_dtensor.planning import Move
+from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.rules.registry import Outcome, Rule
+from hp_dtensor.rules_view import ask
 from hp_dtensor.spec import Spec, make_spec
 
 Tensor = Any
@@ -83,7 +85,7 @@ def make_plan(
 
     given = [spec_of(arg) for arg in args]
     try:
-        outcome = rule.plan(*given, **kwargs)
+        outcome = ask(rule, given, kwargs)
     except (ValueError, TypeError) as error:
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
@@ -114,9 +116,10 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         if wanted is None:
             continue
         differs = tuple(dim for dim in sorted(differing) if wanted[dim].is_replicate())
-        if wanted != spec.placements:
-            varying = frozenset(dim for dim in differs if spec.placements[dim].is_shard())
-            steps = plan_moves(spec.placements, wanted)
+        target = make_spec(spec.mesh, wanted, spec.shape)
+        if target is not spec:
+            steps = moves_between(spec, target)
+            varying = joined_last(steps) & frozenset(differs)
             rest = tuple(dim for dim in differs if dim not in varying)
             moves.append(InputMove(place, spec, steps, varying, rest))
         elif differs:

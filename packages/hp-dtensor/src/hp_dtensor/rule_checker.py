@@ -16,6 +16,7 @@ from hp_dtensor.placements import REPLICATE, Placement
 from hp_dtensor.plan import Plan, plan_of, with_wishes
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
+from hp_dtensor.rules_view import ask
 from hp_dtensor.simulation import CheckerMesh, Replies
 from hp_dtensor.spec import Spec, make_spec, shown
 from hp_platform import get_platform
@@ -128,7 +129,7 @@ class _Run:
             make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, self.placements, strict=True)
         ]
         given = _with_tensors(self.args, specs)
-        outcome = RULES[self.name].plan(*given, **self.kwargs)
+        outcome = ask(RULES[self.name], given, self.kwargs)
         plan = plan_of(outcome, given, self.function)
         wanted = [wish or spec.placements for _, spec, wish in with_wishes(given, outcome.inputs)]
         pieces = [

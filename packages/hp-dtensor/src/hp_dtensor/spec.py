@@ -7,10 +7,13 @@ A spec holds no dtype, so that casting changes no spec and plans serve all dtype
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from hp_dtensor.chunk import chunk_offset, chunk_size
-from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
+from hp_dtensor.cuts import Stack, block_of, stacks_of, with_stacks
+from hp_dtensor.cuts import local_block as local_block
+from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
+from hp_dtensor.ragged import check_ragged, ragged_dim, run_sizes
 
 
 class Mesh(Protocol):
@@ -34,21 +37,25 @@ class Mesh(Protocol):
 class Spec:
     """One way for a tensor of one global shape to lie on a mesh. Made by :func:`make_spec` only."""
 
-    __slots__ = ("grad", "local_offset", "local_shape", "mesh", "placements", "plans", "shape")
+    __slots__ = ("cuts", "grad", "local_offset", "local_shape", "mesh", "placements", "plans", "shape")
 
     mesh: Any
     placements: tuple[Placement, ...]
     """One per mesh dim; dims of Shard are not negative."""
+    cuts: tuple[Stack, ...]
+    """For each tensor dim the mesh dims that cut it, outermost first: see [Note: cut order] in :mod:`hp_dtensor.cuts`."""
     shape: tuple[int, ...]
     """Global."""
     local_shape: tuple[int, ...]
-    """Of this rank's piece."""
+    """Of this rank's piece; of a RaggedShard 1-D."""
     local_offset: tuple[int, ...]
-    """Where this rank's piece begins in the whole."""
+    """Where this rank's piece begins in the whole; of a RaggedShard in its flat order."""
     grad: Spec
     """Where gradients with respect to such a tensor lie: a Shard's is a Shard, a Replicate's and a sum's are Replicate.
 
-    For an average of w ranks each rank's gradient is 1/w of the whole, so it is a sum.
+    Of an average of w ranks each rank's gradient is 1/w of the whole, so it is a sum; so it is for a maximum and a minimum,
+    where it goes to the rank that has it, in equal parts to those that tie. The factors of a product have each their own
+    gradient, which no placement describes; for them it is given as Replicate, like for what has no gradient.
     """
     plans: dict[Any, Any]
     """The cache of plans that all specs of a mesh share."""
@@ -74,7 +81,10 @@ def make_spec(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
 
 
 def resolve(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
-    """The placements of a tensor with ``ndim`` dims, negative dims resolved. ValueError if they do not fit."""
+    """The placements of a tensor with ``ndim`` dims, negative dims resolved. ValueError if they do not fit.
+
+    Of several notations for the same cuts the result is the one of [Note: cut order] in :mod:`hp_dtensor.cuts`.
+    """
     if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
         raise ValueError(
             f"placements is a sequence with one placement per mesh dim, got {placements!r}; write [{placements!r}]"
@@ -84,7 +94,10 @@ def resolve(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[Pla
             f"got {len(placements)} placements {shown(placements)} for a mesh of shape {tuple(mesh.shape)}; "
             f"give one per mesh dim"
         )
-    return tuple(_resolve_one(placement, ndim) for placement in placements)
+    resolved = tuple(_resolve_one(placement, ndim) for placement in placements)
+    if any(isinstance(placement, StridedShard) for placement in resolved):
+        return with_stacks(resolved, stacks_of(resolved, mesh.shape, ndim), mesh.shape)
+    return resolved
 
 
 def _resolve_one(placement: Placement, ndim: int) -> Placement:
@@ -97,7 +110,7 @@ def _resolve_one(placement: Placement, ndim: int) -> Placement:
     if not -ndim <= placement.dim < ndim:
         dims = f"dims {-ndim} to {ndim - 1}" if ndim else "no dim to cut, use Replicate()"
         raise ValueError(f"{placement} does not fit a tensor with {ndim} dims: it has {dims}")
-    return placement if placement.dim >= 0 else Shard(placement.dim + ndim)
+    return placement if placement.dim >= 0 else replace(placement, dim=placement.dim + ndim)
 
 
 def _new_spec(mesh: Mesh, placements: tuple[Placement, ...], shape: tuple[int, ...]) -> Spec:
@@ -109,33 +122,29 @@ def _new_spec(mesh: Mesh, placements: tuple[Placement, ...], shape: tuple[int, .
         )
     spec = Spec()
     spec.mesh, spec.placements, spec.shape = mesh, placements, shape
-    spec.local_shape, spec.local_offset = local_block(shape, placements, mesh.shape, coordinate)
+    spec.cuts = stacks_of(placements, mesh.shape, len(shape))
+    spec.local_shape, spec.local_offset = _piece(spec, coordinate)
     spec.plans = mesh.interned.setdefault("plans", {})
     of_gradient = tuple(map(_gradient_placement, placements))
     spec.grad = spec if of_gradient == placements else make_spec(mesh, of_gradient, shape)
     return spec
 
 
+def _piece(spec: Spec, coordinate: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    at = ragged_dim(spec.placements)
+    if at is None:
+        return block_of(spec.shape, spec.cuts, spec.mesh.shape, coordinate)
+    check_ragged(spec.placements, spec.mesh.shape, spec.shape)
+    placement = spec.placements[at]
+    assert isinstance(placement, RaggedShard)
+    sizes = run_sizes(placement, spec.shape)
+    return (sizes[coordinate[at]],), (sum(sizes[: coordinate[at]]),)
+
+
 def _gradient_placement(placement: Placement) -> Placement:
     if not isinstance(placement, Partial):
         return placement
-    return REPLICATE if placement == PARTIAL else PARTIAL
-
-
-def local_block(
-    shape: Sequence[int],
-    placements: Sequence[Placement],
-    mesh_shape: Sequence[int],
-    coordinate: Sequence[int],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and offset of the piece at ``coordinate``: each mesh dim, from left to right, cuts what the former ones left."""
-    sizes, offsets = list(shape), [0] * len(shape)
-    for placement, num_ranks, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if isinstance(placement, Shard):
-            dim = placement.dim
-            offsets[dim] = offsets[dim] + chunk_offset(sizes[dim], num_ranks, index)
-            sizes[dim] = chunk_size(sizes[dim], num_ranks, index)
-    return tuple(sizes), tuple(offsets)
+    return PARTIAL if placement.reduce_op in ("avg", "max", "min") else REPLICATE
 
 
 def shown(placements: Sequence[object]) -> str:

@@ -1,0 +1,140 @@
+"""The collectives behind the conversions, on local tensors outside of the graph: started, and finished when they have arrived.
+
+Each function runs one collective. With ``async_op=True`` it gives a :class:`Pending`, whose ``wait()`` has the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_platform import ProcessGroup, collectives, get_platform
+
+Tensor = Any
+_collectives: Any = collectives  # whether they run asynchronously is a value here
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """How tensor dim ``dim`` is dealt to the ranks along a mesh dim."""
+
+    group: ProcessGroup
+    positions: tuple[int, ...]
+    """For each coordinate along the mesh dim its position in the group, whose ranks ascend whatever the mesh says."""
+    index: int
+    """This rank's coordinate."""
+    dim: int
+    sizes: tuple[int, ...]
+    """Of the chunks, by coordinate."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether blocks of equal size lie in the group's order: what the plain collectives take."""
+        return self.sizes[0] == self.sizes[-1] and self.positions == tuple(range(len(self.positions)))
+
+    @property
+    def by_position(self) -> tuple[int, ...]:
+        """For each position in the group its coordinate."""
+        return tuple(sorted(range(len(self.positions)), key=self.positions.__getitem__))
+
+
+class Pending:
+    """A collective that is under way."""
+
+    __slots__ = ("_finish", "_work")
+
+    def __init__(self, work: Any, finish: Callable[[Any], Tensor]) -> None:
+        self._work, self._finish = work, finish
+
+    def wait(self) -> Tensor:
+        """The result, ready for what the current stream does next."""
+        return self._finish(self._work.wait())
+
+
+def _run(start: Callable[[bool], Any], finish: Callable[[Any], Tensor], async_op: bool) -> Any:
+    return Pending(start(True), finish) if async_op else finish(start(False))
+
+
+def all_reduce(x: Tensor, group: ProcessGroup, op: str = "sum", *, async_op: bool = False) -> Any:
+    """The reduction of the ranks' ``x``."""
+    x = get_platform().detach(x)
+    return _run(lambda a: _collectives.all_reduce(x, group, op, async_op=a), lambda found: found, async_op)
+
+
+def gather(x: Tensor, cut: Cut, *, async_op: bool = False) -> Any:
+    """The chunks of all ranks together."""
+    platform = get_platform()
+    x = platform.detach(x)
+    if cut.is_even:
+
+        def joined(stacked: Tensor) -> Tensor:
+            if cut.dim == 0:
+                return stacked
+            return platform.cat(platform.split(stacked, [x.shape[0]] * len(cut.sizes)), cut.dim)
+
+        return _run(lambda a: _collectives.all_gather(x, cut.group, async_op=a), joined, async_op)
+    rows = x if cut.dim == 0 else platform.transpose(x, 0, cut.dim)
+    sizes = [cut.sizes[c] for c in cut.by_position]
+
+    def joined_rows(pieces: list[Tensor]) -> Tensor:
+        whole = platform.cat([pieces[position] for position in cut.positions])
+        return whole if cut.dim == 0 else platform.contiguous(platform.transpose(whole, 0, cut.dim))
+
+    return _run(
+        lambda a: _collectives.all_gather_uneven(rows, sizes, cut.group, async_op=a), joined_rows, async_op
+    )
+
+
+def reduce_scatter(x: Tensor, cut: Cut, op: str = "sum", *, async_op: bool = False) -> Any:
+    """The own chunk of the reduction."""
+    platform = get_platform()
+    x = platform.detach(x)
+    if cut.is_even:
+        if cut.dim != 0:
+            x = platform.cat(platform.split(x, list(cut.sizes), cut.dim))
+        return _run(
+            lambda a: _collectives.reduce_scatter(x, cut.group, op, async_op=a), lambda found: found, async_op
+        )
+    rows = x if cut.dim == 0 else platform.transpose(x, 0, cut.dim)
+    pieces = platform.split(rows, list(cut.sizes))
+    ordered = [pieces[c] for c in cut.by_position]
+
+    def turned(mine: Tensor) -> Tensor:
+        return mine if cut.dim == 0 else platform.contiguous(platform.transpose(mine, 0, cut.dim))
+
+    return _run(
+        lambda a: _collectives.reduce_scatter_uneven(ordered, cut.group, op, async_op=a), turned, async_op
+    )
+
+
+def all_to_all(x: Tensor, source: Cut, target: Cut, *, async_op: bool = False) -> Any:
+    """From chunks of one dim to chunks of another.
+
+    Blocks travel flat, in the group's order, because their shapes differ from rank to rank.
+    """
+    platform = get_platform()
+    pieces = platform.split(platform.detach(x), list(target.sizes), target.dim)
+    sent = [platform.reshape(pieces[c], (-1,)) for c in source.by_position]
+    shapes = []
+    for size in source.sizes:
+        shape = list(x.shape)
+        shape[target.dim], shape[source.dim] = target.sizes[target.index], size
+        shapes.append(tuple(shape))
+    by_position = [shapes[c] for c in source.by_position]
+    sizes = [math.prod(shape) for shape in by_position]
+    flat, in_sizes = platform.cat(sent), [piece.shape[0] for piece in sent]
+
+    def joined(arrived: Tensor) -> Tensor:
+        blocks = [
+            platform.reshape(block, shape)
+            for block, shape in zip(platform.split(arrived, sizes), by_position, strict=True)
+        ]
+        return platform.cat([blocks[position] for position in source.positions], source.dim)
+
+    return _run(
+        lambda a: _collectives.all_to_all(flat, source.group, in_sizes=in_sizes, out_sizes=sizes, async_op=a),
+        joined,
+        async_op,
+    )
