@@ -8,5 +8,6 @@ environment of torch. Each case prints one JSON line and one table row, and noth
 - `row`: the row, as JSON and as a table
 - `conditions`: hardware, versions and commit that a row belongs to
 - `memory`: the peak memory of a measurement on the host
+- `ranks`: processes for cases of more than one rank
 - `cases/`: the cases
 """

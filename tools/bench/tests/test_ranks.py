@@ -1,0 +1,29 @@
+"""Measuring on several ranks: rank 0's sample counts, and the processes stay for the other side."""
+
+import os
+import time
+
+from bench.case import Sample
+from bench.cases.dtensor import overhead
+from bench.ranks import measured_on_ranks
+
+
+def place(offset: int) -> Sample:
+    """The rank plus an offset, and as peak memory the process."""
+    import torch.distributed as dist
+
+    return Sample(dist.get_rank() + offset, os.getpid())
+
+
+def test_both_sides_meet_the_same_processes_and_rank_0_counts() -> None:
+    samples = []
+    for offset in (5, 7):
+        with measured_on_ranks(2, place, offset)() as measure:
+            samples.append(measure())
+    assert [sample.value for sample in samples] == [5, 7]
+    assert samples[0].peak_bytes == samples[1].peak_bytes != os.getpid()
+
+
+def test_overhead_is_what_the_second_call_takes_longer() -> None:
+    found = overhead((lambda: time.sleep(0), lambda: time.sleep(0.001)), num_calls=3)
+    assert 900 < found < 20_000
