@@ -63,10 +63,10 @@ def _of_every(x: Tensor, num_ranks: int, index: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------- put together
-def levels(pieces: Mapping[Coordinate, Array], placements: Placements, label: str = "pieces") -> list[Arrays]:
+def levels(pieces: Mapping[Coordinate, Array], placements: Placements, label: str | None) -> list[Arrays]:
     """Joined step by step: the last entry holds the pieces, entry d what is joined of mesh dims d and on, the first the whole.
 
-    AssertionError, with ``label``, if replicas differ.
+    AssertionError, with ``label``, if replicas differ; without a label they are not compared.
     """
     joined = [dict(pieces)]
     for mesh_dim in reversed(range(len(placements))):
@@ -94,7 +94,7 @@ def _lines(arrays: Mapping[Coordinate, Array], mesh_dim: int) -> dict[Coordinate
     return lines
 
 
-def _joined(parts: list[Array], placement: Placement, label: str) -> Array:
+def _joined(parts: list[Array], placement: Placement, label: str | None) -> Array:
     import numpy as np
 
     if placement.is_shard():
@@ -104,7 +104,8 @@ def _joined(parts: list[Array], placement: Placement, label: str) -> Array:
         if placement.reduce_op == "avg":
             return stacked.mean(axis=0)
         return getattr(stacked, placement.reduce_op)(axis=0)
-    _check_equal(parts, f"{label}: replicas differ")
+    if label is not None:
+        _check_equal(parts, f"{label}: replicas differ")
     return parts[0]
 
 
@@ -118,7 +119,7 @@ def _check_equal(parts: list[Array], message: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- gradients
 def seeds(seed: Array, values: Mapping[Coordinate, Array], placements: Placements) -> Arrays:
     """The gradient that reaches each rank's result, if that of the whole is ``seed`` and the ranks' results are ``values``."""
-    whole = levels(values, placements)
+    whole = levels(values, placements, None)
     found: Arrays = {(): seed}
     for mesh_dim, placement in enumerate(placements):
         lines = _lines(whole[mesh_dim + 1], mesh_dim)
@@ -155,7 +156,7 @@ def whole_gradient(
     label: str,
 ) -> Array:
     """The gradient of a whole input of those that the ranks see. Along the mesh dims ``marked`` those of replicas are summed."""
-    whole = levels(values, placements)
+    whole = levels(values, placements, None)
     joined = dict(grads)
     for mesh_dim in reversed(range(len(placements))):
         held = _lines(whole[mesh_dim + 1], mesh_dim)

@@ -41,8 +41,8 @@ def check_rule(
     Args:
         name: of a rule in :data:`hp_dtensor.rules.RULES`.
         function: works on plain tensors of the process' framework; gives a tensor, several in a tuple or list, or a value.
-        args: positional arguments as the rule takes them; tensors (also those in lists) are whole, those of a floating
-            dtype are differentiated.
+        args: positional arguments of a call; tensors (also those in lists) are whole, those of a floating dtype are
+            differentiated. The rule brings them into its own form, as in dispatch.
         placements: for each tensor among ``args``, in their order.
         mesh_shape: how many ranks along each mesh dim.
         kwargs: scalars.
@@ -96,6 +96,8 @@ class _Rank:
     """Of the results."""
     wanted: list[Placements]
     """How each input lies when the operation runs."""
+    wishes: list[Placements | None]
+    """Where the rule asks for that: there the gradients of what is Replicate are summed."""
     pieces: list[Tensor]
     results: list[Any]
     grads: list[Tensor | None] = field(default_factory=list)
@@ -128,17 +130,17 @@ class _Run:
         specs = [
             make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, self.placements, strict=True)
         ]
-        given = _with_tensors(self.args, specs)
-        outcome = ask(RULES[self.name], given, self.kwargs)
+        given, kwargs = self.bound(specs)
+        outcome = ask(RULES[self.name], given, kwargs)
         plan = plan_of(outcome, given, self.function)
         wanted = [wish or spec.placements for _, spec, wish in with_wishes(given, outcome.inputs)]
         pieces = [
             _leaf(piece(x, p, self.mesh_shape, coordinate)) for x, p in zip(self.tensors, wanted, strict=True)
         ]
-        local = [list(x) if isinstance(x, tuple) else x for x in _with_tensors(self.args, pieces)]
+        local = [list(x) if isinstance(x, tuple) else x for x in self.bound(pieces)[0]]
         for position, value in plan.replaced:
             local[position] = value
-        results = _results(plan.call(self.function, local, self.kwargs))
+        results = _results(plan.call(self.function, local, kwargs))
         of_results = _specs_of_results(plan, results)
         assert len(results) == len(of_results), (
             f"{self.label}: {len(results)} results, the rule says {len(of_results)}"
@@ -148,7 +150,8 @@ class _Run:
                 f"{self.label} at {coordinate}: the local result has shape {tuple(result.shape)}, "
                 f"its spec {spec.local_shape}"
             )
-        return _Rank(coordinate, outcome, of_results, wanted, pieces, results)
+        wishes = [wish for _, _, wish in with_wishes(given, outcome.inputs)]
+        return _Rank(coordinate, outcome, of_results, wanted, wishes, pieces, results)
 
     def backward(self, ranks: Sequence[_Rank], seeded: Sequence[Tensor | None]) -> None:
         platform = get_platform()
@@ -179,16 +182,16 @@ class _Run:
             if num_ranks > 1
             and any(spec is not None and not spec.placements[dim].is_replicate() for spec in first.specs)
         }
-        wish = [wish for _, _, wish in with_wishes(self.given(first), first.outcome.inputs)][i]
+        wish = first.wishes[i]
         marked = frozenset(dim for dim in differing if wish is not None and wish[dim].is_replicate())
         values = {rank.coordinate: to_numpy(rank.pieces[i]) for rank in ranks}
         grads = {rank.coordinate: to_numpy(rank.grads[i]) for rank in ranks}
         return whole_gradient(grads, values, first.wanted[i], marked, label)
 
-    def given(self, rank: _Rank) -> tuple[Any, ...]:
-        mesh = CheckerMesh(self.mesh_shape, rank.coordinate)
-        specs = [make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, rank.wanted, strict=True)]
-        return _with_tensors(self.args, specs)
+    def bound(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with other values in the places of the tensors, in the form that the rule takes."""
+        rule, args = RULES[self.name], _with_tensors(self.args, tensors)
+        return rule.bind(args, self.kwargs) if self.kwargs or rule.binds else (args, {})
 
 
 def _answer(outcome: Outcome) -> tuple[Any, ...]:

@@ -14,21 +14,27 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from hp_dtensor._names import (
+    along,
     attention,
     convolution,
     elementwise,
     linalg,
+    loss,
     matmul,
+    normalization,
     reduction,
     shape,
 )
 
 _FAMILIES = (
+    along,
     attention,
     convolution,
     elementwise,
     linalg,
+    loss,
     matmul,
+    normalization,
     reduction,
     shape,
 )

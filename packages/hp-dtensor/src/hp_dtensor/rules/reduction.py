@@ -1,101 +1,201 @@
-"""Sums and means over tensor dims. Over a dim that is cut each rank's sum is a summand of the whole."""
+"""Reductions over tensor dims that are sums, products, and'S and or's: each rank's share is a share of the whole.
+
+Over a dim that is cut every rank reduces its piece, and the result is a Partial of the same kind: no communication.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor import across
 from hp_dtensor.empty import zeros_from
-from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
+from hp_dtensor.placements import PARTIAL, Partial, Placement, Shard
+from hp_dtensor.rules.along import SUMS, checked_keepdim, dims_of, dropped, lying, shape_without
 from hp_dtensor.rules.registry import Outcome, rule
-from hp_dtensor.spec import Spec
+from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
+
+__all__ = ["dims_of", "local_sum", "mean_over", "reduced", "sum_over"]
+
+Tensor = Any
 
 
 def reduced(
-    spec: Spec, dim: Any, keepdim: bool, options: Sequence[Any] = ()
+    spec: Spec, dim: Any, keepdim: bool, carried: Sequence[str], kind: Placement
 ) -> tuple[Outcome, tuple[int, ...], bool]:
-    """How the sum lies; the dims that are summed; and whether one of them is cut.
+    """How the result of a reduction lies; the dims that are reduced; and whether one of them is cut.
 
-    ``options`` that are given, such as a dtype, convert the elements first: that is no longer linear.
+    ``carried`` are the kinds of Partial that go through; along a cut the result is a Partial of ``kind``.
     """
-    is_linear = all(option is None for option in options)
-    if not isinstance(keepdim, bool):
-        raise ValueError(f"keepdim must be True or False, got {keepdim!r}")
-    ndim = len(spec.shape)
-    dims = dims_of(dim, ndim)
-    shape = tuple(1 if i in dims else n for i, n in enumerate(spec.shape) if keepdim or i not in dims)
-    inputs: list[Placement] = []
+    checked_keepdim(keepdim)
+    dims = dims_of(dim, len(spec.shape))
+    inputs = lying(spec, (), carried)
     output: list[Placement] = []
-    for own in spec.placements:
-        placement = own if is_linear or not own.is_partial() else REPLICATE
-        inputs.append(placement)
-        if not isinstance(placement, Shard):
-            output.append(placement)  # a sum of sums is a sum
-        elif placement.dim in dims:
-            output.append(PARTIAL)
-        else:
-            output.append(Shard(placement.dim - (0 if keepdim else sum(d < placement.dim for d in dims))))
-    is_cut = any(isinstance(p, Shard) and p.dim in dims for p in spec.placements)
-    return Outcome((tuple(inputs),), tuple(output), shape), dims, is_cut
+    for placement in inputs:
+        is_cut = isinstance(placement, Shard) and placement.dim in dims
+        output.append(kind if is_cut else dropped((placement,), dims, keepdim)[0])
+    return (
+        Outcome((inputs,), tuple(output), shape_without(spec.shape, dims, keepdim)),
+        dims,
+        any(isinstance(p, Shard) and p.dim in dims for p in inputs),
+    )
 
 
-def dims_of(dim: Any, ndim: int) -> tuple[int, ...]:
-    """The dims that ``dim`` (an int, several, or None or () for all) names, none negative. ValueError if one is missing."""
-    given = tuple(range(ndim)) if dim is None or dim == () else (dim,) if isinstance(dim, int) else tuple(dim)
-    if any(
-        isinstance(d, bool) or not isinstance(d, int) or not -max(ndim, 1) <= d < max(ndim, 1) for d in given
-    ):
-        raise ValueError(f"dim {dim!r} does not fit a tensor with {ndim} dims")
-    found = tuple(d % ndim for d in given) if ndim else ()
-    if len(set(found)) != len(found):
-        raise ValueError(f"dim {dim!r} names a dim twice")
-    return found
+def lacks_elements(spec: Spec, outcome: Outcome, dims: Sequence[int]) -> bool:
+    """Whether this rank's piece has nothing to reduce, although the whole has."""
+    piece, _ = local_block(spec.shape, outcome.inputs[0], spec.mesh.shape, spec.mesh.get_coordinate())
+    return any(piece[d] == 0 != spec.shape[d] for d in dims)
+
+
+def neutral(
+    function: Callable[..., Any],
+    local: Tensor,
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    dims: Sequence[int],
+    keepdim: bool,
+    value: Any,
+) -> Tensor:
+    """What a rank without elements adds to ``function(local, *args, **named)``: ``value``, with zeros as the gradient.
+
+    ``value`` may be a function of the dtype of the result.
+    """
+    platform: Any = get_platform()
+    device = platform.device_of(local)
+    with platform.no_grad():
+        probe = platform.zeros(tuple(n or 1 for n in local.shape), local.dtype, device)
+        dtype = function(probe, *args, **named).dtype
+    like = platform.full(
+        shape_without(local.shape, dims, keepdim), value(dtype) if callable(value) else value, dtype, device
+    )
+    return zeros_from(like, [local]) + like if platform.is_floating(dtype) else like
+
+
+def _is_linear(options: Sequence[Any]) -> bool:
+    """Options that are given, such as a dtype, convert the elements first: that is no longer linear."""
+    return all(option is None for option in options)
+
+
+def _given(options: Sequence[Any]) -> Any:
+    """The one option that there may be."""
+    return next((option for option in options if option is not None), None)
 
 
 @rule("sum", params=("input", ("dim", None), ("keepdim", False)))
 def sum_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.sum(dim, keepdim)``."""
     options = (*rest, *kwargs.values())
-    outcome, dims, is_cut = reduced(x, dim, keepdim, options)
-    if not is_cut or 0 not in x.local_shape or any(option is not None for option in options):
+    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if _is_linear(options) else (), PARTIAL)
+    if not is_cut or 0 not in x.local_shape or not _is_linear(options):
         return outcome
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
-        return _sum(local, dims, keepdim)
+        return local_sum(local, dims, keepdim)
 
     return replace(outcome, run=run)
+
+
+@rule("nansum", params=("input", ("dim", None), ("keepdim", False)))
+def nansum(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
+    """The sum of what is a number. Not linear: NaN and a summand may make one."""
+    outcome, _, _ = reduced(x, dim, keepdim, (), PARTIAL)
+    return outcome
+
+
+@rule("count_nonzero", params=("input", ("dim", None)))
+def count_nonzero(x: Any, dim: Any = None) -> Outcome:
+    """How many elements are not 0."""
+    outcome, _, _ = reduced(x, dim, False, (), PARTIAL)
+    return outcome
 
 
 @rule("mean", params=("input", ("dim", None), ("keepdim", False)))
 def mean_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.mean(dim, keepdim)``. Over a cut dim: local sums divided by the global count, since shards may be uneven."""
     options = (*rest, *kwargs.values())
-    outcome, dims, is_cut = reduced(x, dim, keepdim, options)
+    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if _is_linear(options) else (), PARTIAL)
     if not is_cut:
         return outcome
-    if any(option is not None for option in options):
-        raise ValueError("mean over a dim that is cut takes no dtype: cast the tensor before")
     count = math.prod(x.shape[d] for d in dims)
+    dtype = _given(options)
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
-        platform = get_platform()
-        if not platform.is_floating(local.dtype):
-            raise ValueError(
-                f"mean of {platform.dtype_name(local.dtype)} would round: cast to a floating dtype"
-            )
-        return _sum(local, dims, keepdim) / count
+        return local_sum(as_floating(local, dtype, "mean"), dims, keepdim) / count
 
     return replace(outcome, run=run)
 
 
-def _sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+@rule("nanmean", params=("input", ("dim", None), ("keepdim", False)))
+def nanmean(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
+    """The mean of what is a number. Over a cut dim the ranks add up how many those are: one small all-reduce."""
+    outcome, dims, is_cut = reduced(x, dim, keepdim, (), PARTIAL)
+    if not is_cut:
+        return outcome
+    mesh_dims = across.cutting(x, dims)
+    dtype = _given((*rest, *kwargs.values()))
+
+    def run(local: Any, *_: Any, **__: Any) -> Any:
+        platform = get_platform()
+        local = as_floating(local, dtype, "nanmean")
+        is_number = local == local
+        count = local_sum(platform.cast(platform.detach(is_number), local.dtype), dims, keepdim)
+        kept = platform.where(is_number, local, platform.zeros_like(local))
+        return local_sum(kept, dims, keepdim) / across.reduced(count, x, mesh_dims, "sum")
+
+    return replace(outcome, run=run)
+
+
+def as_floating(local: Tensor, dtype: Any, name: str) -> Tensor:
+    """``local`` in the dtype that is asked for. ValueError if that is no floating one."""
+    platform = get_platform()
+    local = local if dtype is None else platform.cast(local, dtype)
+    if not platform.is_floating(local.dtype):
+        raise ValueError(
+            f"{name} of {platform.dtype_name(local.dtype)} would round: cast to a floating dtype"
+        )
+    return local
+
+
+def local_sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     """See [Note: empty pieces] in hp_dtensor.empty."""
     platform = get_platform()
+    if not dims:
+        return local + 0
     if 0 not in local.shape:
         return platform.sum(local, dims, keepdim)
     with platform.no_grad():
         like = platform.sum(local, dims, keepdim)
     return zeros_from(like, [local])
+
+
+def _folding(name: str, kind: str, value: Any, doc: str) -> Callable[..., Outcome]:
+    """The rule of a reduction that goes on over its own Partial, and gives ``value`` where there is nothing."""
+
+    @rule(name, params=("input", ("dim", None), ("keepdim", False)))
+    def plan(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
+        options = (*rest, *kwargs.values())
+        carried = (kind,) if _is_linear(options) else ()
+        outcome, dims, is_cut = reduced(x, dim, keepdim, carried, Partial(kind))
+        return with_neutral(x, outcome, dims, keepdim, value) if is_cut else outcome
+
+    plan.__doc__ = doc
+    return plan
+
+
+def with_neutral(x: Spec, outcome: Outcome, dims: Sequence[int], keepdim: bool, value: Any) -> Outcome:
+    """The outcome, with :func:`neutral` where this rank has nothing to reduce."""
+    if not lacks_elements(x, outcome, dims):
+        return outcome
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda local, *args, **named: neutral(function, local, args, named, dims, keepdim, value)
+
+    return replace(outcome, around=around)
+
+
+prod = _folding("prod", "prod", 1, "``x.prod(dim, keepdim)``: products of products.")
+any_of = _folding("any", "any", False, "Whether some element is true.")
+all_of = _folding("all", "all", True, "Whether every element is true.")
