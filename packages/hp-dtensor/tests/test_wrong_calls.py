@@ -181,10 +181,20 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "a 0-d DTensor has no length",
     ),
-    "converted like another tensor": (
-        lambda w: _zeros(w, 4, at=Shard(0)).to(_zeros(w, 4, at=Shard(0))),
+    "written from a tensor of another shape": (
+        lambda w: _zeros(w, 4, at=Shard(0)).copy_(_zeros(w, 3)),
         ValueError,
-        r"converted by to\(dtype\) with a dtype, not with another tensor",
+        r"\(3,\).*\(4,\)",
+    ),
+    "a stride without a shape": (
+        lambda w: DTensor.from_local(_zeros(w, 4), _line(w), [Shard(0)], stride=(1,)),
+        ValueError,
+        r"got stride \(1,\) without shape: give the global shape, too",
+    ),
+    "a stride that the piece has not": (
+        lambda w: DTensor.from_local(_zeros(w, 2, 3), _line(w), [Shard(0)], shape=(4, 3), stride=(1, 4)),
+        ValueError,
+        r"strides \(3, 1\) is a piece of a whole of shape \(4, 3\) with strides \(3, 1\): leave stride out",
     ),
 }
 

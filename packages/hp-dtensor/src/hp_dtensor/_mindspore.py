@@ -55,6 +55,14 @@ class DTensor(DTensorMethods, CheckpointMethods, mindspore.Tensor):
         """Whether the dtype is a floating one."""
         return bool(self._local.is_floating_point())
 
+    def _write(self, value: mindspore.Tensor) -> None:
+        platform, own = get_platform(), self._local
+        if platform.is_grad_enabled() and (platform.requires_grad(own) or platform.requires_grad(value)):
+            raise ValueError(
+                "mindspore cannot record writing into a DTensor for backward: write under no_grad(), or make a new tensor"
+            )
+        platform.copy_(own, value)
+
     def copy(self) -> DTensor:
         """Another tensor with the same values."""
         return self.clone()
@@ -100,7 +108,7 @@ def _define_methods() -> None:
         functional = getattr(mindspore.Tensor, _names.functional_name(name), None)
         if functional is not None:
             rules[name] = RULES[rule].writing(functional)
-    own = {name for base in (DTensor, DTensorMethods) for name in vars(base)}
+    own = {name for base in DTensor.__mro__[: DTensor.__mro__.index(mindspore.Tensor)] for name in vars(base)}
     public = {name for name in dir(mindspore.Tensor) if not name.startswith("_")}
     for name in public | set(rules) | set(f"{_BELOW} {_BELOW_TOO}".split()):
         attribute = getattr(mindspore.Tensor, name, None)

@@ -3,18 +3,24 @@
 The wrapper shows C++ the global shape with the local's dtype and device (optimizers group by those). Functions arrive at
 ``__torch_function__``; operators and methods that have a rule are defined on the class, which saves the way through C++.
 What slips below the Python function level meets ``__torch_dispatch__``, which only raises: nothing computes on a shard by
-accident.
+accident. dynamo does not look into the dispatch: code on DTensors runs uncompiled between what it compiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
-from hp_dtensor import _names, _torch_lists
+from hp_dtensor import _torch_bridge
+from hp_dtensor._torch_answers import answers
+from hp_dtensor._torch_autograd import AutogradMethods
+from hp_dtensor._torch_bodies import body_of
 from hp_dtensor._torch_checkpoint import CheckpointMethods
+from hp_dtensor._torch_data import DataMethods
+from hp_dtensor._torch_tables import method_names, method_of, table
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -23,7 +29,6 @@ from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec
 from hp_platform import _process
 
-_HOMES = (torch.Tensor, torch, torch.nn.functional, torch.special)
 _STRIDED = torch.strided
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 
@@ -33,7 +38,7 @@ class _Caches(torch.Tensor):
     __slots__ = ("_grad_dtensor", "_marks")
 
 
-class DTensor(DTensorMethods, CheckpointMethods, _Caches):
+class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, _Caches):
     """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
 
     __slots__ = ("_local", "_spec")
@@ -51,11 +56,14 @@ class DTensor(DTensorMethods, CheckpointMethods, _Caches):
         rule = TABLE.get(func)
         if rule is not None:
             return _dispatch(rule, func, args, kwargs)
+        answer = ANSWERS.get(func)
+        if answer is not None:
+            return answer(*args, **kwargs or {})
         if _process.open_skips.count and is_skipped(func):
             return on_locals(func, args, kwargs)
-        about = ABOUT_LOCAL.get(func)
-        if about is not None:
-            return about(*args, **kwargs or {})
+        body = body_of(func)
+        if body is not None:
+            return body(*args, **kwargs or {})
         raise no_rule(_name(func), [x._spec for x in _tensors((args, kwargs or {}))])
 
     @classmethod
@@ -69,81 +77,31 @@ class DTensor(DTensorMethods, CheckpointMethods, _Caches):
         """The global shape."""
         return torch.Size(self._spec.shape)
 
-    @property
-    def grad_fn(self) -> Any:
-        """The node that made the local tensor."""
-        return self._local.grad_fn
+    def _cast(self, dtype: torch.dtype) -> Any:
+        if dtype is self._local.dtype:
+            return self
+        return _dispatch(_CAST, torch.Tensor.to, (self, dtype), None)
 
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
 
 
 _dispatch = build_dispatch(DTensor, DTensor._wrap, torch.Tensor.copy_)
+_CAST = RULES["cast"]
 
-
-def _found(name: str) -> list[Any]:
-    """Every function of torch that goes by a name; a dotted one is looked up below torch."""
-    if "." in name:
-        home = torch
-        for part in name.split(".")[:-1]:
-            home = getattr(home, part)
-        found = [getattr(home, name.rpartition(".")[2], None)]
-    else:
-        # Modules have operators, too, of their own.
-        homes = _HOMES[:1] if name.startswith("__") else _HOMES
-        found = [getattr(home, name, None) for home in homes]
-    return [function for function in found if callable(function)]
-
-
-def _table() -> dict[Any, Any]:
-    table: dict[Any, Any] = {}
-    for rule, name in _names.functions():
-        table.update(dict.fromkeys(_found(name), RULES[rule]))
-    for rule, name in _names.in_place():
-        functional = _found(_names.functional_name(name))[0]
-        table.update(dict.fromkeys(_found(name), RULES[rule].writing(functional)))
-    return table
-
-
-TABLE = _table()
+TABLE = table()
 """Function of torch -> its rule."""
-
-ABOUT_LOCAL: dict[Any, Callable[..., Any]] = {
-    torch.numel: DTensorMethods.numel,
-    torch.Tensor.nelement: DTensorMethods.numel,
-    torch.detach: DTensorMethods.detach,
-    torch.Tensor.detach: DTensorMethods.detach,
-}
-"""Functions whose answer for the local tensor is the answer for the whole."""
-
-
-def _answer_from_local(names: str) -> None:
-    for name in names.split():
-        own = getattr(torch.Tensor, name)
-        getter = own if callable(own) else own.__get__
-
-        def answer(x: DTensor, *args: Any, _getter: Any = getter, **kwargs: Any) -> Any:
-            return _getter(x._local, *args, **kwargs)
-
-        ABOUT_LOCAL.update({getter: answer, getattr(torch, name, getter): answer})
 
 
 def _define_methods() -> None:
-    """Methods and operators of torch that have a rule, on the class itself."""
-    for _, name in (*_names.functions(), *_names.in_place()):
+    """Methods and operators of torch that have a rule, on the class itself, but for those that it defines."""
+    own = {name for base in DTensor.__mro__[: DTensor.__mro__.index(_Caches)] for name in vars(base)}
+    for name in method_names():
         function = getattr(torch.Tensor, name, None)
-        if function in TABLE:
-            setattr(DTensor, name, _method(function))
-
-
-def _method(function: Any) -> Callable[..., Any]:
-    rule = TABLE[function]
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return _dispatch(rule, function, args, kwargs)
-
-    method.__name__, method.__doc__ = function.__name__, function.__doc__
-    return method
+        if name in own:
+            TABLE.pop(function, None)
+        elif function in TABLE:
+            setattr(DTensor, name, method_of(function, TABLE[function], _dispatch))
 
 
 def _name(func: Any) -> str:
@@ -159,11 +117,12 @@ def _tensors(nest: Any) -> list[DTensor]:
     return [x for x in torch.utils._pytree.tree_leaves(nest) if isinstance(x, DTensor)]
 
 
-ABOUT_LOCAL.update(_torch_lists.handlers())
 _define_methods()
-_answer_from_local(
-    "is_floating_point is_complex is_signed element_size get_device is_contiguous is_inference"
-)
-_answer_from_local(
-    "is_cuda is_cpu is_meta is_sparse is_quantized layout itemsize _version retains_grad is_nested"
-)
+ANSWERS = answers(DTensor)
+"""Function of torch -> what answers it instead of a rule."""
+DTensor.__torch_function__.__func__._torchdynamo_disable = True  # type: ignore[attr-defined]
+_torch_bridge.install(DTensor)
+for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    # Else optimizers and clip_grad_norm_ would go parameter by parameter, as torch's own DTensor tells them, too.
+    if DTensor not in _types:
+        _types.append(DTensor)

@@ -10,6 +10,7 @@ from hp_dtensor.cuts import stacks_of
 from hp_dtensor.placements import REPLICATE, Partial, Placement, RaggedShard, Shard
 from hp_dtensor.ragged import ragged_dim
 from hp_dtensor.spec import Spec, make_spec, resolve, shown
+from hp_dtensor.strides import whole_strides
 from hp_platform import collectives, get_platform
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ def checked_local(
     mesh: DeviceMesh,
     placements: Sequence[Placement],
     shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
     run_check: bool,
 ) -> tuple[Tensor, Spec]:
     """The arguments of ``from_local`` as local tensor and spec, or the error that says what is wrong with them."""
     _check_plain(local, "from_local")
     check_mesh(mesh)
     placements = resolve(mesh, placements, local.ndim)
+    if stride is not None:
+        _check_stride(local, shape, stride)
     if shape is None:
         shape = _agreed_shape(local, mesh, placements)
     spec = make_spec(mesh, placements, shape)
@@ -221,6 +225,19 @@ def check_mesh(mesh: Any) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise ValueError(
             f"device_mesh must be a hp_platform.DeviceMesh, got {type(mesh).__name__}; make one with init_device_mesh"
+        )
+
+
+def _check_stride(local: Tensor, shape: Sequence[int] | None, stride: Sequence[int]) -> None:
+    if shape is None:
+        raise ValueError(f"from_local got stride {tuple(stride)} without shape: give the global shape, too")
+    found = whole_strides(local.stride(), shape)
+    if len(stride) != len(found) or any(
+        a != b and n > 1 for a, b, n in zip(stride, found, shape, strict=True)
+    ):
+        raise ValueError(
+            f"from_local got stride {tuple(stride)}, but the local tensor with strides {tuple(local.stride())} is a piece of "
+            f"a whole of shape {tuple(shape)} with strides {found}: leave stride out, or lay the local tensor out so"
         )
 
 

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor import creation
-from hp_dtensor.marks import Marks, mark
+from hp_dtensor.base import DTensorBase
+from hp_dtensor.gradients import GradientMethods
+from hp_dtensor.marks import mark
+from hp_dtensor.pickling import PickleMethods
 from hp_dtensor.placements import REPLICATE, Partial, Placement
 from hp_dtensor.redistribution import moves_between, run_moves
-from hp_dtensor.spec import Spec, make_spec, resolve, shown
-from hp_platform import get_platform
+from hp_dtensor.spec import make_spec, resolve, shown
+from hp_dtensor.strides import whole_strides
+from hp_dtensor.values import ValueMethods
 
 if TYPE_CHECKING:
     from hp_platform import DeviceMesh
@@ -23,22 +27,10 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
-class DTensorMethods:
+class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
     """The methods and attributes of DTensors that all frameworks share."""
 
     __slots__ = ()
-
-    _local: Tensor
-    _spec: Spec
-    _marks: Marks | None
-    _grad_dtensor: Any
-    """The DTensor around the local tensor's gradient, so that ``x.grad is x.grad``."""
-
-    if TYPE_CHECKING:
-
-        @staticmethod
-        def _wrap(local: Tensor, spec: Spec) -> Any:
-            """The DTensor of a local tensor; the frameworks' classes have it."""
 
     # ------------------------------------------------------------------------------------------------ from and to local
     @classmethod
@@ -50,6 +42,7 @@ class DTensorMethods:
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
     ) -> Any:
         """The DTensor whose piece on this rank is ``local_tensor``. All ranks of the mesh call.
 
@@ -62,12 +55,16 @@ class DTensorMethods:
                 first rank along each mesh dim.
             shape: the global shape. Without it the ranks tell each other their sizes along the dims that are cut, so that
                 uneven shards come out right, too.
+            stride: the strides of the whole in elements, for which ``shape`` is needed. They follow from the local tensor's
+                (see :meth:`stride`), so that is checked only.
 
         Communication: without ``shape`` one all-gather of ``ndim`` integers per mesh dim that cuts (and the host waits for
         it), none with it; with ``run_check`` in addition one gather of objects, and one broadcast per Replicate mesh dim.
         ValueError if ``local_tensor`` is no plain tensor, or its shape is not this rank's piece by the chunk rule.
         """
-        return cls._wrap(*creation.checked_local(local_tensor, device_mesh, placements, shape, run_check))
+        return cls._wrap(
+            *creation.checked_local(local_tensor, device_mesh, placements, shape, stride, run_check)
+        )
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """This rank's piece: the very tensor, with its graph. No communication.
@@ -122,6 +119,12 @@ class DTensorMethods:
         """The whole tensor as a plain one, on every rank; differentiable. Communication: :meth:`redistribute` to Replicate."""
         return self.redistribute()._local
 
+    def reduce_partial(self) -> Any:
+        """The same tensor without Partial: those dims become Replicate, the others stay. One all-reduce per Partial dim."""
+        return self.redistribute(
+            placements=[REPLICATE if isinstance(p, Partial) else p for p in self._spec.placements]
+        )
+
     # ------------------------------------------------------------------------------------------------------ what it is
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -158,6 +161,15 @@ class DTensorMethods:
         """The device of the local tensor."""
         return self._local.device
 
+    def is_partial(self, reduce_op: str | None = None) -> bool:
+        """Whether it is Partial along any mesh dim; with ``reduce_op``: of that reduction."""
+        return any(p.is_partial(reduce_op) for p in self._spec.placements)
+
+    def stride(self, dim: int | None = None) -> Any:
+        """The strides of the whole in elements, or one of them, as if it lay densely with its dims in the local's order."""
+        strides = whole_strides(self._local.stride(), self._spec.shape)
+        return strides if dim is None else strides[dim]
+
     def dim(self) -> int:
         """Number of dims."""
         return len(self._spec.shape)
@@ -175,128 +187,4 @@ class DTensorMethods:
             raise ValueError("a 0-d DTensor has no length")
         return self._spec.shape[0]
 
-    # ------------------------------------------------------------------------------------------------------- gradients
-    @property
-    def requires_grad(self) -> bool:
-        """Whether a gradient flows to it."""
-        return get_platform().requires_grad(self._local)
-
-    @requires_grad.setter
-    def requires_grad(self, flag: bool) -> None:
-        self.requires_grad_(flag)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Ask for the gradient of a leaf, or stop asking. ValueError for a Partial: its gradient would not lie as it does."""
-        if requires_grad and any(isinstance(p, Partial) for p in self._spec.placements):
-            raise ValueError(
-                f"a leaf with placements {shown(self._spec.placements)} cannot be trained: its gradient is Replicate. "
-                f"Redistribute it to Shard or Replicate first"
-            )
-        get_platform().set_requires_grad_(self._local, requires_grad)
-        return self
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether no recorded operation made it."""
-        return get_platform().is_leaf(self._local)
-
-    @property
-    def grad(self) -> Any:
-        """The gradient gathered so far, a DTensor: placed as this one, Replicate where this one is a sum."""
-        gradient = get_platform().get_grad(self._local)
-        if gradient is None:
-            self._grad_dtensor = None
-        elif self._grad_dtensor is None or not _is_same(self._grad_dtensor._local, gradient):
-            self._grad_dtensor = self._wrap(gradient, self._spec.grad)
-        return self._grad_dtensor
-
-    @grad.setter
-    def grad(self, value: Any) -> None:
-        if value is not None and not (isinstance(value, DTensorMethods) and value._spec is self._spec.grad):
-            raise ValueError(f"the gradient must be a DTensor of {self._spec.grad}, or None; got {value!r}")
-        get_platform().set_grad(self._local, None if value is None else value._local)
-        self._grad_dtensor = value
-
-    def backward(self, gradient: Any = None, retain_graph: bool | None = False) -> None:
-        """Add the gradients of the unsharded program to the leaves. Nobody scales by the number of ranks.
-
-        ``gradient`` None: one, for tensors with one element (ValueError otherwise). Else a DTensor of this shape, or a plain
-        tensor with the whole gradient. Communication: what the operations' backwards need. All ranks of the mesh call.
-        """
-        x = self._averages_as_sums()
-        platform = get_platform()
-        if gradient is None:
-            if self.numel() != 1:
-                raise ValueError(
-                    f"backward of a DTensor of shape {self._spec.shape} needs its gradient: reduce it to one element, or "
-                    f"give gradient="
-                )
-            seed = platform.full(
-                x._spec.local_shape, 1, dtype=x._local.dtype, device=platform.device_of(x._local)
-            )
-        else:
-            if not isinstance(gradient, DTensorMethods):
-                gradient = self._wrap(
-                    gradient, make_spec(x._spec.mesh, (REPLICATE,) * len(x.placements), gradient.shape)
-                )
-            if gradient._spec.shape != self._spec.shape:
-                raise ValueError(
-                    f"gradient has shape {gradient._spec.shape}, the tensor {self._spec.shape}: they must be equal"
-                )
-            seed = gradient.redistribute(placements=x._spec.grad.placements)._local
-        platform.backward([x._local], [seed], retain_graph=bool(retain_graph))
-
-    def _averages_as_sums(self) -> Any:
-        # The seed of an average would have to be cut by the number of ranks; that of a sum is the gradient itself.
-        if not any(p.is_partial("avg") for p in self._spec.placements):
-            return self
-        return self.redistribute(
-            placements=[Partial() if p.is_partial() else p for p in self._spec.placements]
-        )
-
-    def detach(self) -> Any:
-        """The same memory outside of the graph."""
-        return self._wrap(get_platform().detach(self._local), self._spec)
-
-    # ---------------------------------------------------------------------------------------------------------- values
-    def item(self) -> Any:
-        """The number in a tensor of one element, the same on all ranks, which all call. Communication: :meth:`full_tensor`."""
-        if self.numel() != 1:
-            raise ValueError(f"item() of a DTensor of shape {self._spec.shape}: it needs exactly one element")
-        platform = get_platform()
-        return platform.to_numpy(self.detach().full_tensor()).item()
-
-    def tolist(self) -> Any:
-        """The values of the whole as nested lists, on all ranks, which all call. Communication: :meth:`full_tensor`."""
-        return get_platform().to_numpy(self.detach().full_tensor()).tolist()
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __repr__(self, **_: Any) -> str:
-        # Values would need communication, and a repr must not hang.
-        dtype = get_platform().dtype_name(self._local.dtype)
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        return (
-            f"DTensor(shape={self._spec.shape}, dtype={dtype}, placements={shown(self._spec.placements)}, "
-            f"mesh={self._spec.mesh}, local_shape={self._spec.local_shape}{grad})"
-        )
-
-    __str__ = __repr__
-
-    def __format__(self, format_spec: str) -> str:
-        return format(self.item() if format_spec else repr(self), format_spec)
-
     __hash__ = object.__hash__
-
-
-def _is_same(known: Tensor, gradient: Tensor) -> bool:
-    # MindSpore makes a new object around the same memory each time; the known one keeps that memory from being reused.
-    data_ptr = get_platform().data_ptr
-    return known is gradient or (known.shape == gradient.shape and data_ptr(known) == data_ptr(gradient))

@@ -5,7 +5,7 @@ It then holds the same ranks, seen from the rank of the process that unpickles: 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hp_platform.mesh import arithmetic
 from hp_platform.mesh.device_mesh import DeviceMesh
@@ -57,3 +57,18 @@ def mesh_of(written: MeshDescription) -> DeviceMesh:
     for name, dim in written.flattened:
         root._state.register(name, dim)
     return root._view(written.names, written.dims, written.base)
+
+
+def mesh_of_plain(written: tuple[Any, ...]) -> DeviceMesh:
+    """:func:`mesh_of` for a description of which nothing is left but plain tuples, numbers and strings."""
+
+    def dim(factors: tuple[Any, ...]) -> arithmetic.Dim:
+        return tuple(arithmetic.Factor(*factor) for factor in factors)
+
+    given = MeshDescription(*written)
+    return mesh_of(
+        given._replace(
+            flattened=tuple((name, dim(factors)) for name, factors in given.flattened),
+            dims=tuple(map(dim, given.dims)),
+        )
+    )

@@ -1,0 +1,81 @@
+"""What a DTensor holds on PyTorch, as data: moves between dtypes and devices, ``.data``, storage.
+
+The outer tensor shows C++ shape, dtype and device; the marks are nodes over the local tensor's memory. So whatever puts
+another memory, dtype or device under a DTensor goes through :meth:`DataMethods._replace`, which keeps all three together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hp_dtensor.base import DTensorBase
+
+
+class DataMethods(DTensorBase):
+    """Storage, dtype and device."""
+
+    if TYPE_CHECKING:
+        clone: Any
+
+        def _cast(self, dtype: torch.dtype) -> Any:
+            """In another dtype, by the rule of casts; the class has it."""
+
+    @property
+    def data(self) -> Any:
+        """The same memory outside of the graph, whose writes the graph does not notice."""
+        return self._wrap(self._local.data, self._spec)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        if not isinstance(value, DTensorBase):
+            raise ValueError(
+                f"the data of a DTensor must be a DTensor, got {type(value).__name__}: use distribute_tensor"
+            )
+        self._local.data = value._local.detach()
+        self._replace(value._spec)
+
+    def set_(self, source: Any) -> Any:
+        """Stand for the memory of another DTensor from now on."""
+        if not isinstance(source, DTensorBase):
+            raise ValueError(
+                f"set_ of a DTensor takes a DTensor, got {type(source).__name__}: use distribute_tensor"
+            )
+        with torch.no_grad():
+            self._local.set_(source._local)  # lint: allow in-place-method: of torch, where it works
+        self._replace(source._spec)
+        return self
+
+    def _replace(self, spec: Any) -> None:
+        self._spec, self._marks = spec, None
+        # The outer of a new DTensor has the right face for C++; the Python object stays.
+        torch._C._swap_tensor_impl(self, self._wrap(self._local, spec))
+
+    def _write(self, value: torch.Tensor) -> None:
+        self._local.copy_(value)  # lint: allow in-place-method: of torch, which records it
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """``to(dtype)``, ``to(device)``, ``to(other)`` and their options, as of any tensor of torch.
+
+        What changes nothing returns the tensor itself. A Partial is made whole before a cast that is not linear.
+        """
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
+            return self._cast(args[0])
+        args = tuple(x._local if isinstance(x, DTensorBase) else x for x in args)
+        flags = [x for x in args if isinstance(x, bool)] + [False, False]
+        non_blocking, copy = (kwargs.get("non_blocking", flags[0]), kwargs.pop("copy", flags[1]))
+        # torch knows how to read the arguments: what it makes of a tensor without elements has the dtype and the device.
+        like = torch.empty(0, dtype=self._local.dtype, device=self._local.device).to(*args, **kwargs)
+        x: Any = self._cast(like.dtype)
+        if like.device != x._local.device:
+            x = self._wrap(x._local.to(like.device, non_blocking=non_blocking), x._spec)
+        return x.clone() if copy and x is self else x
+
+    def cpu(self) -> Any:
+        """The pieces on the host."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
+        """The pieces on a cuda device."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)

@@ -1,0 +1,138 @@
+"""Values of DTensors: read on the host, written from whole tensors, and new ones of the same kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_dtensor.base import DTensorBase
+from hp_dtensor.placements import REPLICATE
+from hp_dtensor.spec import make_spec, shown
+from hp_platform import get_platform
+
+Tensor = Any
+
+
+class ValueMethods(DTensorBase):
+    """Reading and writing values."""
+
+    __slots__ = ()
+
+    # ------------------------------------------------------------------------------------------------------------- read
+    def item(self) -> Any:
+        """The number in a tensor of one element, the same on all ranks, which all call. Communication: :meth:`full_tensor`."""
+        if self.numel() != 1:
+            raise ValueError(f"item() of a DTensor of shape {self._spec.shape}: it needs exactly one element")
+        return self._on_host().item()
+
+    def tolist(self) -> Any:
+        """The values of the whole as nested lists, on all ranks, which all call. Communication: :meth:`full_tensor`."""
+        return self._on_host().tolist()
+
+    def _on_host(self) -> Any:
+        platform = get_platform()
+        detached = self._wrap(platform.detach(self._local), self._spec)
+        return platform.to_numpy(detached.full_tensor())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __repr__(self, **_: Any) -> str:
+        # Values would need communication, and a repr must not hang.
+        platform = get_platform()
+        grad = ", requires_grad=True" if platform.requires_grad(self._local) else ""
+        return (
+            f"DTensor(shape={self._spec.shape}, dtype={platform.dtype_name(self._local.dtype)}, "
+            f"placements={shown(self._spec.placements)}, mesh={self._spec.mesh}, "
+            f"local_shape={self._spec.local_shape}{grad})"
+        )
+
+    __str__ = __repr__
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item() if format_spec else repr(self), format_spec)
+
+    # ------------------------------------------------------------------------------------------------------------ write
+    def copy_(self, src: Any, non_blocking: bool = False) -> Any:
+        """Write ``src`` into this tensor, which stays as it lies; broadcast and cast. Returns this tensor.
+
+        ``src`` is a DTensor in any placements, or a plain tensor with the whole value, equal on all ranks, of which each takes
+        its piece: so checkpoints of the unsharded model load. ``non_blocking`` changes nothing. Communication: none for a
+        plain tensor; for a DTensor that lies otherwise, :meth:`redistribute`. ValueError for a shape that cannot be broadcast,
+        and for a plain tensor that requires grad.
+        """
+        return self._copy_from(src)
+
+    def _copy_from(self, src: Any) -> Any:
+        spec, platform = self._spec, get_platform()
+        if not isinstance(src, DTensorBase):
+            if not platform.is_tensor(src):
+                raise ValueError(
+                    f"copy_ takes a DTensor or the whole as a plain tensor, got {type(src).__name__}"
+                )
+            if platform.requires_grad(src) and platform.is_grad_enabled():
+                raise ValueError(
+                    f"copy_ got a plain tensor of shape {tuple(src.shape)} that requires grad: say how it lies, with "
+                    f"DTensor.from_local(x, mesh, [Replicate(), ...]) or distribute_tensor, or detach it"
+                )
+            src = self._wrap(src, _replicated(spec, tuple(src.shape)))
+        if src._spec.shape != spec.shape:
+            src = src.broadcast_to(spec.shape)
+        self._write(src.redistribute(spec.mesh, spec.placements)._local)
+        return self
+
+    def fill_(self, value: Any) -> Any:
+        """Every element of the whole becomes ``value``, a number or a tensor of one element. Returns this tensor."""
+        platform = get_platform()
+        if not isinstance(value, DTensorBase) and not platform.is_tensor(value):
+            value = platform.full((), value, self._local.dtype, platform.device_of(self._local))
+        return self._copy_from(value)
+
+    def zero_(self) -> Any:
+        """Every element becomes zero. Returns this tensor. No communication."""
+        platform = get_platform()
+        self._write(platform.zeros((), self._local.dtype, platform.device_of(self._local)))
+        return self
+
+    # -------------------------------------------------------------------------------------------------------------- new
+    def new_zeros(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Any:
+        """Zeros of any shape, Replicate on this tensor's mesh, with its dtype and device unless given."""
+        return self._new(0, size, dtype, device, requires_grad)
+
+    def new_ones(self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+        """Ones of any shape, Replicate on this tensor's mesh, with its dtype and device unless given."""
+        return self._new(1, size, dtype, device, requires_grad)
+
+    def _new(self, value: int, size: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
+        platform = get_platform()
+        dtype = self._local.dtype if dtype is None else dtype
+        local = platform.full(shape, value, dtype, str(device or platform.device_of(self._local)))
+        made = self._wrap(local, _replicated(self._spec, shape))
+        return made.requires_grad_(True) if requires_grad else made
+
+    def type_as(self, other: Any) -> Any:
+        """This tensor in the dtype of ``other``. ValueError if ``other`` lies on another device, or this one is a sum."""
+        platform = get_platform()
+        if any(p.is_partial() for p in self._spec.placements):
+            raise ValueError(
+                f"type_as of a DTensor with placements {shown(self._spec.placements)}: call reduce_partial() first"
+            )
+        theirs = other._local if isinstance(other, DTensorBase) else other
+        mine, wanted = platform.device_of(self._local), platform.device_of(theirs)
+        if mine != wanted:
+            raise ValueError(
+                f"type_as of a DTensor on {mine} with a tensor on {wanted}: it changes the dtype only"
+            )
+        return self if theirs.dtype == self._local.dtype else self.to(theirs.dtype)  # type: ignore[attr-defined]
+
+
+def _replicated(spec: Any, shape: tuple[int, ...]) -> Any:
+    return make_spec(spec.mesh, (REPLICATE,) * len(spec.placements), shape)
