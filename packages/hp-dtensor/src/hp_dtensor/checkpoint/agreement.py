@@ -103,11 +103,11 @@ def known_state(flat: FlatState, sources: Mapping[str, Source], world_size: int)
     return state
 
 
-def gathered_state(flat: FlatState, sources: Mapping[str, Source]) -> State:
+def gathered_state(flat: FlatState, sources: Mapping[str, Source], world_size: int) -> State:
     """The job's state where ranks have different ones. Communication: a gather of descriptions (about 100 bytes a tensor)."""
     held = {name: (s.code, s.shape, [part.box for part in s.parts]) for name, s in sources.items()}
     mine = (flat.root, list(flat.leaves), dict(flat.kinds), _values(flat), held)
-    return merged(collectives.all_gather_object(mine))
+    return merged(collectives.all_gather_object(mine) if world_size > 1 else [mine])
 
 
 def merged(

@@ -205,7 +205,7 @@ class _Nothing:
 
 
 class _Stream:
-    """A file that grows tensor by tensor, written behind the caller's back; at most one tensor waits."""
+    """A file that grows tensor by tensor, written behind the caller's back; the next one waits until the last is written."""
 
     def __init__(self, path: Path, entries: list[Entry]) -> None:
         self._path, self._entries = path, entries
@@ -220,8 +220,8 @@ class _Stream:
 
     def add(self, full: Any) -> None:
         """The next tensor in the order of the entries."""
-        pieces = list(sources.streamed(full))  # the framework is asked by this thread only
         self._settle()
+        pieces = list(sources.streamed(full))  # the framework is asked by this thread only
         self._last = self._pool.submit(self._append, pieces)
 
     def _append(self, pieces: list[Any]) -> None:

@@ -112,10 +112,8 @@ def prepare(state: Any, path: str | os.PathLike[str], keep: int | None, timeout:
             raise problem
         refuse_failed(told, f"save to {root}")
         alike = all(theirs == digest for _, theirs in told) and not any(s.is_run for s in found.values())
-        whole = (
-            agreement.known_state(flat, found, world_size) if alike else agreement.gathered_state(flat, found)
-        )
-        plan = make_plan(whole, world_size)
+        describe = agreement.known_state if alike else agreement.gathered_state
+        plan = make_plan(describe(flat, found, world_size), world_size)
     except (ValueError, OSError, RuntimeError):
         if number > 0:
             folder.rmdir()  # this rank made it
