@@ -185,5 +185,9 @@ def test_every_rule_is_checked() -> None:
     elsewhere = {
         name for name, rule in RULES.items() if rule.plan.__module__.rpartition(".")[2] in TORCH_ONLY
     }
+    # Each rank of the checker would take a place of its own in the stream: see tests/random.
+    elsewhere = elsewhere | {
+        name for name, rule in RULES.items() if rule.plan.__module__ == "hp_dtensor.rules.random"
+    }
     # cast needs a framework's dtype, view_as is view with another tensor's shape: both are in test_dispatch.
     assert set(RULES) - checked - elsewhere == {"cast", "view_as"}

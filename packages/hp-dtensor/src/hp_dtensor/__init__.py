@@ -12,6 +12,7 @@ from hp_dtensor.__about__ import __version__ as __version__
 from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
+    from hp_dtensor import random as random
     from hp_dtensor.checkpoint.background import SaveHandle as SaveHandle
     from hp_dtensor.checkpoint.background import async_save as async_save
     from hp_dtensor.checkpoint.huggingface import load_safetensors as load_safetensors
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hp_dtensor.placements import Placement as Placement
     from hp_dtensor.placements import Replicate as Replicate
     from hp_dtensor.placements import Shard as Shard
+    from hp_dtensor.random import manual_seed as manual_seed
 
 _WHERE = {
     "DTensor": "native",
@@ -39,6 +41,8 @@ _WHERE = {
     "distribute_tensor": "creation",
     "load": "checkpoint.loading",
     "load_safetensors": "checkpoint.huggingface",
+    "manual_seed": "random",
+    "random": ".",
     "save": "checkpoint.saving",
     "save_safetensors": "checkpoint.huggingface",
     "show": "picture",

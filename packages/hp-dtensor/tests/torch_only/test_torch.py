@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hp_dtensor import DTensor, Partial, Replicate, Shard, _names, distribute_tensor
+from hp_dtensor._names.random import DRAWING
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
@@ -39,6 +40,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "lerp": ["y", 0.5],
     "masked_fill": ["mask", 3.0],
     "where": ["mask", "y"],
+    "full_like": [2.5],
     "to": [torch.float32],
     "view": [(20,)],
     "reshape": [(2, 10)],
@@ -64,7 +66,16 @@ ARGUMENTS: dict[str, list[Any]] = {
     "baddbmm": ["left batch", "right batch"],
     "addbmm": ["left batch", "right batch"],
 }
+ARGUMENTS.update(dict.fromkeys("logsumexp softmax log_softmax softmin cumsum cumprod logcumsumexp cummax cummin".split(), [0]))
+ARGUMENTS.update(dict.fromkeys("topk kthvalue".split(), [2, 0]))
+ARGUMENTS.update(dict.fromkeys("layer_norm rms_norm".split(), [(5,), "vector"]))
+ARGUMENTS.update(dict.fromkeys("mse_loss l1_loss smooth_l1_loss huber_loss cosine_similarity kl_div".split(), ["y"]))
+ARGUMENTS.update(dict.fromkeys("binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss".split(), ["y"]))
+ARGUMENTS.update(dict.fromkeys("cross_entropy nll_loss".split(), ["classes"]))
+ARGUMENTS["group_norm"] = [5, "vector", "vector"]
+ARGUMENTS["batch_norm"] = ["vector", "vector", "vector"]
 ALL_ARGUMENTS: dict[str, list[Any]] = {
+    "instance_norm": ["image 2"],
     "where": ["mask", "x", "y"],
     "Tensor.where": ["x", "mask", "y"],
     "cross": ["x", "y", -1],
@@ -108,7 +119,7 @@ for _name in [
     "cholesky_inverse",
 ]:
     ALL_ARGUMENTS[_name] = ["positive"]
-KEYWORDS: dict[str, dict[str, Any]] = {"solve_triangular": {"upper": True}}
+KEYWORDS: dict[str, dict[str, Any]] = {"solve_triangular": {"upper": True}, "kl_div": {"reduction": "sum"}}
 OTHER_SHAPES = {
     "bmm": ((2, 4, 3), (2, 3, 5)),
     "dot": ((7,), (7,)),
@@ -122,14 +133,16 @@ OTHER_SHAPES = {
 
 
 def _spellings() -> list[tuple[str, Any]]:
+    # Random values are ours, not torch's: test_torch_random.py.
+    functions = [pair for pair in _names.functions() if pair[0] not in {*DRAWING, "empty_like"}]
     plain = [
         (name, home)
-        for _, name in _names.functions()
+        for _, name in functions
         if "." not in name
         for home in (HOMES[:1] if name.startswith("__") else HOMES)
         if callable(getattr(home, name, None))
     ]
-    dotted = [name.rpartition(".") for _, name in _names.functions() if "." in name]
+    dotted = [name.rpartition(".") for _, name in functions if "." in name]
     return [*plain, *((name, operator.attrgetter(home)(torch)) for home, _, name in dotted)]
 
 
@@ -165,6 +178,7 @@ def _tensors(name: str) -> dict[str, torch.Tensor]:
         "left": draw(3, 4),
         "weight": draw(3, 5),
         "vector": draw(5),
+        "classes": torch.tensor([2, 0, 1, 2]),
         **_operands(draw),
     }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hp_dtensor import distribute_tensor as distribute_tensor
     from hp_dtensor import load as load
     from hp_dtensor import load_safetensors as load_safetensors
+    from hp_dtensor import manual_seed as manual_seed
     from hp_dtensor import save as save
     from hp_dtensor import save_safetensors as save_safetensors
     from hp_dtensor import show as show
@@ -68,6 +69,7 @@ _WHERE = {
     "init_process_group": "hp_platform",
     "load": "hp_dtensor",
     "load_safetensors": "hp_dtensor",
+    "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",

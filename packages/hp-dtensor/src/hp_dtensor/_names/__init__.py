@@ -22,6 +22,7 @@ from hp_dtensor._names import (
     loss,
     matmul,
     normalization,
+    random,
     reduction,
     shape,
 )
@@ -37,6 +38,7 @@ _FAMILIES = (
     normalization,
     reduction,
     shape,
+    random,
 )
 
 

@@ -12,5 +12,12 @@ class AscendDevice(AcceleratorDevice):
     target = "Ascend"
     comm_backend = "hccl"
     missing = frozenset(
-        {"float64_compute", "reduce_float64", "coalesced", "version_counter", "torch_checkpoint"}
+        {
+            "float64_compute",
+            "reduce_float64",
+            "coalesced",
+            "version_counter",
+            "torch_checkpoint",
+            "function_modes",
+        }
     )

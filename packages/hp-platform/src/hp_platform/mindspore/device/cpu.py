@@ -19,6 +19,7 @@ class CpuDevice(HostDevice):
             "memory_stats",
             "version_counter",
             "torch_checkpoint",
+            "function_modes",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )

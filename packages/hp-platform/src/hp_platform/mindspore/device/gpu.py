@@ -19,5 +19,6 @@ class GpuDevice(AcceleratorDevice):
             "coalesced",
             "version_counter",
             "torch_checkpoint",
+            "function_modes",
         }
     )

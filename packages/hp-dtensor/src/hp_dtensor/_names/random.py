@@ -1,0 +1,31 @@
+"""Functions that draw random numbers, and new tensors like another one."""
+
+from typing import Final
+
+DRAWING: Final[dict[str, str]] = {
+    "uniform_": "uniform_",
+    "normal_": "normal_",
+    "exponential_": "exponential_",
+    "bernoulli_": "bernoulli_",
+    "random_": "random_",
+    "bernoulli": "bernoulli",
+    "rand_like": "rand_like",
+    "randn_like": "randn_like",
+    "randint_like": "randint_like",
+    "dropout": "dropout",
+    "feature_dropout": "feature_dropout",
+}
+"""What takes a place in the stream."""
+
+FUNCTIONS: Final[dict[str, str]] = {
+    **DRAWING,
+    "zeros_like": "zeros_like",
+    "ones_like": "ones_like",
+    "empty_like": "empty_like",
+    "full_like": "full_like",
+}
+
+IN_PLACE: Final[dict[str, str]] = {
+    "dropout": "dropout_",
+    "feature_dropout": "feature_dropout_",
+}
