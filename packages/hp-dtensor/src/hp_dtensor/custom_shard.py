@@ -105,9 +105,9 @@ def _several(value: Any, what: str) -> tuple[Any, ...]:
 
 
 def _per_argument(value: Any, what: str) -> tuple[Any, ...]:
-    if isinstance(value, Placement) or not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
         raise ValueError(f"{what} takes a list with a spec or None per positional argument, got {value!r}")
-    return (value,) if is_one_spec(value) and value else tuple(value)
+    return tuple(value)
 
 
 @dataclass(frozen=True)

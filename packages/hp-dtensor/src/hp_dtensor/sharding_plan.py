@@ -27,7 +27,8 @@ class ShardingPlan:
         input_plan: ``"input"`` (of the module itself) or ``"a.b.input"`` (of a sub-module) -> what its arguments shall be
             when forward gets them: one spec for the first one, a list of specs by position, or a dict by the argument's name;
             None leaves an argument alone. A list or tuple counts as one spec if all its entries are placements, strings or
-            tuples of strings: on a mesh of one dim write ``[(Shard(0),), (Replicate(),)]`` for two arguments.
+            tuples of strings, but a list of tuples of strings is several: for two arguments write ``[(Shard(0),),
+            (Replicate(),)]``, or ``[("dp", "None"), ("None",)]``.
         output_plan: the same with ``"output"`` for results; a dict is for a result that is a dict.
         return_local_tensor: names of sub-modules (``""``: the module itself) whose results are handed out as local tensors.
 
@@ -99,11 +100,15 @@ def is_one_spec(value: Any) -> bool:
     """Whether what a user wrote says how one tensor lies, and not several."""
     if isinstance(value, Placement) or is_layout(value):
         return True
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(entry, (Placement, str))
-        or (isinstance(entry, tuple) and bool(entry) and all(isinstance(name, str) for name in entry))
-        for entry in value
-    )
+    if not isinstance(value, (list, tuple)):
+        return False
+    if isinstance(value, list) and value and all(map(_is_names, value)):
+        return False
+    return all(isinstance(entry, (Placement, str)) or _is_names(entry) for entry in value)
+
+
+def _is_names(entry: Any) -> bool:
+    return isinstance(entry, tuple) and bool(entry) and all(isinstance(name, str) for name in entry)
 
 
 def is_layout(value: Any) -> bool:
