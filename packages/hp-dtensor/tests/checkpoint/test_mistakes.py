@@ -189,6 +189,8 @@ def test_damage_is_told_and_nothing_is_guessed(root: Path, world: World) -> None
     refused("lacks rank-00000.safetensors, which its index names")
     index.write_text(text[:40])
     refused("index.json cannot be read .*: the checkpoint is damaged; load another one")
+    index.write_text(text.replace('"chunks"', '"chunk"'))
+    refused("index.json lacks a part .KeyError: 'chunks'.: the checkpoint is damaged; load another one")
     index.write_text("[]")
     refused("is not the index of a hp-dtensor checkpoint; for folders of other tools see load_safetensors")
     index.write_text(text.replace('"version": 1', '"version": 2'))

@@ -17,6 +17,7 @@ from hp_dtensor.checkpoint.agreement import State, Tensor
 from hp_dtensor.checkpoint.boxes import Box, boxes_of_run, overlap, whole, without_contained
 from hp_dtensor.checkpoint.plan import file_name, make_plan
 from hp_dtensor.checkpoint.stored import Chunk, Stored, StoredTensor
+from hp_dtensor.placements import RaggedShard, StridedShard
 from hp_dtensor.spec import local_block
 from hp_platform import DeviceMesh, is_initialized
 from hp_platform.testing import World, count_collectives, distributed
@@ -106,6 +107,33 @@ def test_what_several_ranks_hold_is_written_once_and_dealt_evenly(tmp_path: Path
     keys = [key for file in files for key in file.entries]
     assert sorted(keys) == sorted([*state, "plain"])
     assert all(len(file.entries.keys() & state.keys()) == 4 for file in files)
+
+
+@distributed(world_size=(2, 4))
+def test_strided_pieces_and_runs_of_elements_load_into_each_other(tmp_path: Path, world: World) -> None:
+    line = DeviceMesh(world.device_type, list(range(world.size)))
+    grid = DeviceMesh(world.device_type, [[0, 1], [2, 3]] if world.size == 4 else [[0], [1]])
+    columns = grid.shape[1]
+    units = (1, 5, 0, 4) if world.size == 4 else (7, 3)
+    full = world.platform.reshape(world.platform.arange(1, 61, "float32", world.device), (6, 5, 2))
+    layouts = {
+        "strided": (grid, [StridedShard(0, columns), S0] if columns > 1 else [S0, S0]),
+        "run of rows": (line, [RaggedShard((0, 1), units)]),
+        "block": (line, [S1]),
+    }
+
+    def state(factor: int) -> dict[str, Any]:
+        return {name: distribute_tensor(full * factor, *layout) for name, layout in layouts.items()}
+
+    save(state(1), tmp_path)
+    for layout in layouts.values():
+        wanted = distribute_tensor(full, *layout)
+        mine = {name: distribute_tensor(full * 0, *layout) for name in layouts}
+        assert load(mine, tmp_path).is_exact
+        for name, x in mine.items():
+            assert _bits(world, x).tobytes() == _bits(world, wanted).tobytes(), (name, layout)
+    for x in load(tmp_path).values():
+        assert world.platform.to_bits(x).tobytes() == world.platform.to_bits(full).tobytes()
 
 
 @distributed(world_size=2, init=False)

@@ -55,6 +55,17 @@ def load(
 def _open(path: Path) -> Stored:
     folder = folders.find(path)
     index = folders.read_index(folder)
+    try:
+        return _described(folder, index)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / folders.INDEX} lacks a part ({type(error).__name__}: {error}): the checkpoint is damaged; load another "
+            f"one"
+        ) from error
+
+
+def _described(folder: Path, index: dict[str, Any]) -> Stored:
+    """What the index says."""
     tensors, values = {}, {}
     for name, entry in index["entries"].items():
         if "value" in entry:
@@ -65,9 +76,15 @@ def _open(path: Path) -> Stored:
         )
         tensors[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), chunks)
     return Stored(
-        folder, tensors, values, tuple(index["entries"]), index["kinds"], index["root"], index["files"],
-        folders.incomplete(folder.parent),
-    )  # fmt: skip
+        folder,
+        tensors,
+        values,
+        order=tuple(index["entries"]),
+        kinds=index["kinds"],
+        root=index["root"],
+        sizes=index["files"],
+        incomplete=folders.incomplete(folder.parent),
+    )
 
 
 def _whole(stored: Stored) -> Any:
