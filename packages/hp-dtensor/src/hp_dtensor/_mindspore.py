@@ -103,7 +103,7 @@ _BELOW_TOO = "__setitem__ _data_ptr _getitem _item _load _offload _setitem _toli
 
 
 def _define_methods() -> None:
-    rules = {name: RULES[rule] for rule, name in _names.functions()}
+    rules = {name: RULES[rule] for rule, name in (*_names.functions(), *_names.methods())}
     for rule, name in _names.in_place():
         functional = getattr(mindspore.Tensor, _names.functional_name(name), None)
         if functional is not None:

@@ -243,6 +243,8 @@ def _seed(whole: Any) -> Tensor | None:
     platform = get_platform()
     if not platform.is_tensor(whole) or not platform.requires_grad(whole):
         return None
+    if not platform.is_floating(whole.dtype):  # an index, which frameworks may say requires a gradient
+        return None
     count = math.prod(whole.shape)
     ramp = platform.cast(
         platform.arange(1, count + 1, device=platform.device_of(whole)), platform.dtype_name(whole.dtype)

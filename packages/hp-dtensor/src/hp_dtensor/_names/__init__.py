@@ -5,6 +5,8 @@ by a dotted name below torch (``linalg.vector_norm``). One operation has several
 Tensor.pow nor torch.pow), so every spelling stands here.
 IN_PLACE: methods that write into their tensor, for rules that know nothing of that; ``add_`` and ``__iadd__`` do what ``add``
 does.
+METHODS: methods of MindSpore's tensors that take other arguments, or mean something else, than the function of torch by that
+name; there they come before FUNCTIONS.
 PRIMITIVES: what MindSpore's functions and operators end in.
 """
 
@@ -50,6 +52,11 @@ def functions() -> Iterator[tuple[str, str]]:
 def in_place() -> Iterator[tuple[str, str]]:
     """Pairs of a rule and the name of a method that writes into its tensor."""
     yield from _pairs("IN_PLACE")
+
+
+def methods() -> Iterator[tuple[str, str]]:
+    """Pairs of a rule and the name of a method of MindSpore that torch's function by that name does not describe."""
+    yield from _pairs("METHODS")
 
 
 def primitives() -> Iterator[tuple[str, str]]:

@@ -12,8 +12,19 @@ FUNCTIONS: Final[dict[str, str]] = {
     "argsort": "argsort",
     "msort": "msort",
     "kthvalue": "kthvalue",
-    "mode": "mode",
+    "order_statistic": "mode",
     "median": "median nanmedian",
 }
 
-PRIMITIVES: Final[dict[str, str]] = {}
+IN_PLACE: Final[dict[str, str]] = {"cumsum": "cumsum_", "cumulative": "cumprod_"}
+
+PRIMITIVES: Final[dict[str, str]] = {
+    "softmax": "Softmax LogSoftmax LogSoftmaxExt",
+    "cumsum": "CumsumExt",
+    "cumulative_extreme": "Cummax",
+    "topk": "TopkExt",
+    "sort": "SortExt",
+    "argsort": "ArgSort",
+}
+
+METHODS: Final[dict[str, str]] = {"order_statistic": "median nanmedian"}

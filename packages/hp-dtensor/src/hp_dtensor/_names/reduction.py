@@ -32,5 +32,26 @@ FUNCTIONS: Final[dict[str, str]] = {
 PRIMITIVES: Final[dict[str, str]] = {
     "sum": "SumExt ReduceSum",
     "mean": "MeanExt ReduceMean",
+    "prod": "ProdExt",
+    "nansum": "Nansum",
+    "any": "AnyExt ReduceAny",
+    "all": "AllExt ReduceAll",
+    "amax": "ReduceMax AMax",
+    "amin": "ReduceMin AMin",
+    "max": "Max MaxDim",
+    "min": "Min MinDim",
+    "argmax": "ArgMaxExt",
+    "argmin": "ArgMinExt",
+    "logsumexp": "LogSumExp",
+    "vector_norm": "LinalgVectorNorm",
 }
 """Those whose arguments are those of the rule; the others end in a refusal that names them."""
+
+METHODS: Final[dict[str, str]] = {
+    "var_by_axis": "var",
+    "std_by_axis": "std",
+    "max_by_axis": "max",
+    "min_by_axis": "min",
+    "aminmax_by_axis": "aminmax",
+    "linalg_norm": "norm",
+}

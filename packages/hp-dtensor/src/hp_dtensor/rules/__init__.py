@@ -2,6 +2,7 @@
 
 from hp_dtensor.rules import (
     attention,
+    by_axis,
     convolution,
     einsum,
     elementwise,
@@ -27,6 +28,7 @@ __all__ = [
     "Result",
     "Rule",
     "attention",
+    "by_axis",
     "convolution",
     "einsum",
     "elementwise",

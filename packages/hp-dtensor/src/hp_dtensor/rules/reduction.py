@@ -172,13 +172,11 @@ def local_sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
 
 
 def _folding(name: str, kind: str, value: Any, doc: str) -> Callable[..., Outcome]:
-    """The rule of a reduction that goes on over its own Partial, and gives ``value`` where there is nothing."""
+    """The rule of a reduction whose value is ``value`` where there is nothing to reduce."""
 
     @rule(name, params=("input", ("dim", None), ("keepdim", False)))
     def plan(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
-        options = (*rest, *kwargs.values())
-        carried = (kind,) if _is_linear(options) else ()
-        outcome, dims, is_cut = reduced(x, dim, keepdim, carried, Partial(kind))
+        outcome, dims, is_cut = reduced(x, dim, keepdim, (), Partial(kind))
         return with_neutral(x, outcome, dims, keepdim, value) if is_cut else outcome
 
     plan.__doc__ = doc

@@ -96,9 +96,9 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Outcome:
     return _order_statistic(x, dim, keepdim)
 
 
-@rule("mode", params=("input", ("dim", -1), ("keepdim", False)))
-def mode(x: Any, dim: int = -1, keepdim: bool = False) -> Outcome:
-    """The most frequent value along ``dim``, and an index."""
+@rule("order_statistic", params=("input", ("dim", -1), ("keepdim", False)))
+def order_statistic(x: Any, dim: int = -1, keepdim: bool = False) -> Outcome:
+    """mode, and a median that has always a dim: the value along ``dim``, and an index."""
     return _order_statistic(x, dim, keepdim)
 
 
