@@ -17,6 +17,11 @@ import torch
 
 from hp_dtensor import load, save
 from hp_dtensor.checkpoint import folders
+from hp_dtensor.checkpoint.agreement import State, Tensor
+from hp_dtensor.checkpoint.boxes import Box
+from hp_dtensor.checkpoint.plan import make_plan
+from hp_dtensor.checkpoint.saving import Job
+from hp_dtensor.checkpoint.sources import streamed
 
 ELEMENTS = 1 << 20  # 4 MiB in 4 tensors
 
@@ -100,9 +105,50 @@ def before_every_step(root: Path) -> Counter[str]:
             save(state_of(1), root)
 
 
+def one_of_two_ranks(root: Path, times: int) -> Counter[str]:
+    """One of two ranks is killed; the other one ends by itself. After the planning ranks meet by files only."""
+    half = ELEMENTS // 2
+    found: Counter[str] = Counter()
+    before = -1.0
+
+    def save_on_both(value: float, victim: int | None, moment: float = 0.0) -> float:
+        boxes = [Box((rank * half,), (half,)) for rank in range(2)]
+        tensor = Tensor("F32", (2 * half,), {box: [rank] for rank, box in enumerate(boxes)})
+        plan = make_plan(State("dict", ["w"], tensors={"w": tensor}), 2)
+        folder = folders.folder_of(root, folders.make_new(root))
+        x = torch.full((half,), value)
+
+        def run(rank: int) -> None:
+            job = Job(folder, rank, plan, {}, None, 0.3)
+            job.run({key: streamed(x) for key in plan.pieces[rank]})
+
+        started = time.perf_counter()
+        writers = [in_child(lambda rank=rank: run(rank)) for rank in range(2)]
+        if victim is not None:
+            time.sleep(moment)
+            os.kill(writers[victim], signal.SIGKILL)
+        for pid in writers:
+            os.waitpid(pid, 0)
+        return time.perf_counter() - started
+
+    usual = save_on_both(before, None)
+    for value in range(times):
+        save_on_both(float(value), value % 2, random.uniform(0, 1.5 * usual))
+        x = load(root)["w"]
+        assert bool((x == x[0]).all()), "a mixture of two saves"
+        assert x[0] in (before, float(value))
+        found["new" if x[0] == value else "previous"] += 1
+        before = float(x[0])
+    return found
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)  # no threads of kernels, which a fork would lose
     random.seed(int(sys.argv[2]))
     root = Path(sys.argv[1])
-    told = {"random": at_random_moments(root / "a", 20), "steps": before_every_step(root / "b")}
+    told = {
+        "random": at_random_moments(root / "a", 20),
+        "steps": before_every_step(root / "b"),
+        "ranks": one_of_two_ranks(root / "c", 8),
+    }
     json.dump(told, sys.stdout)

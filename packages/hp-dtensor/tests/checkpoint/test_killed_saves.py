@@ -38,6 +38,7 @@ def test_whatever_moment_a_writer_is_killed_at_a_whole_checkpoint_is_the_newest(
     # Only two steps come after the pointer's renaming, which makes the new one count: its folder is opened and flushed.
     assert told["steps"]["new"] == 2
     assert told["steps"]["previous"] >= 10
+    assert sum(told["ranks"].values()) == 8
 
 
 @distributed(world_size=1)
