@@ -18,8 +18,9 @@ from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
 from hp_dtensor.rules import RULES
+from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec
-from hp_platform import get_platform
+from hp_platform import _process, get_platform
 
 _EMPTY = mindspore.Tensor([])
 
@@ -39,6 +40,8 @@ class DTensor(DTensorMethods, CheckpointMethods, mindspore.Tensor):
         rule = TABLE.get(func.name)
         if rule is not None:
             return _dispatch(rule, _RIGHT.get(func.name, func), args, kwargs)
+        if _process.open_skips.count and is_skipped(func):
+            return on_locals(func, args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
             return next(_tensors(args)).detach()
         raise no_rule(func.name, [x._spec for x in _tensors((args, kwargs or {}))])
@@ -91,7 +94,11 @@ def _method(name: str, rule: Any) -> Callable[..., Any]:
 
 
 def _refusal(name: str) -> Callable[..., Any]:
+    function = getattr(mindspore.Tensor, name)
+
     def refused(*args: Any, **kwargs: Any) -> Any:
+        if _process.open_skips.count and is_skipped(function):
+            return on_locals(function, args, kwargs)
         raise no_rule(f"Tensor.{name}", [x._spec for x in _tensors((args, kwargs))])
 
     refused.__name__ = name
