@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
     from hp_dtensor.native import DTensor as DTensor
     from hp_dtensor.picture import show as show
+    from hp_dtensor.pickling import rebuild_dtensor as rebuild_dtensor
     from hp_dtensor.placements import Partial as Partial
     from hp_dtensor.placements import Placement as Placement
     from hp_dtensor.placements import Replicate as Replicate
@@ -43,6 +44,7 @@ _WHERE = {
     "load_safetensors": "checkpoint.huggingface",
     "manual_seed": "random",
     "random": ".",
+    "rebuild_dtensor": "pickling",
     "save": "checkpoint.saving",
     "save_safetensors": "checkpoint.huggingface",
     "show": "picture",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hp_dtensor import load as load
     from hp_dtensor import load_safetensors as load_safetensors
     from hp_dtensor import manual_seed as manual_seed
+    from hp_dtensor import rebuild_dtensor as rebuild_dtensor
     from hp_dtensor import save as save
     from hp_dtensor import save_safetensors as save_safetensors
     from hp_dtensor import show as show
@@ -71,6 +72,7 @@ _WHERE = {
     "load_safetensors": "hp_dtensor",
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
+    "rebuild_dtensor": "hp_dtensor",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
