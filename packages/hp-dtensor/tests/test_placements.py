@@ -238,7 +238,11 @@ def test_gradients_lie_like_shards_and_replicas_and_whole_for_sums() -> None:
 
 
 WRONG = {
-    "a word": (lambda m: make_spec(m, ["dp"], (4,)), "'dp' is no placement of hp_dtensor; give Shard"),
+    "a word": (
+        lambda m: make_spec(m, ["dp"], (4,)),
+        r"aliases \('dp',\) are names of mesh dims, but .* has none",
+    ),
+    "a number": (lambda m: make_spec(m, [3], (4,)), "3 is no placement of hp_dtensor; give Shard"),  # type: ignore[list-item]
     "not a list": (lambda m: make_spec(m, Shard(0), (4,)), r"got Shard\(0\); write \[Shard\(0\)\]"),  # type: ignore[arg-type]
     "too many": (
         lambda m: make_spec(m, [Shard(0), Replicate()], (4,)),

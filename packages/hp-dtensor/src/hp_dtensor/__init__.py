@@ -1,7 +1,8 @@
 """hp-dtensor: sharded tensors that give the unsharded program's numbers.
 
-Read in this order: :mod:`placements`, :mod:`chunk` and :mod:`spec` (where the pieces lie), :mod:`conversions` and
-:mod:`redistribution` (how they move), :mod:`dtensor` and :mod:`creation` (the public class), :mod:`dispatch` and
+Read in this order: :mod:`placements`, :mod:`chunk`, :mod:`cuts` and :mod:`spec` (where the pieces lie), :mod:`aliases` and
+:mod:`layout` (the other notation), :mod:`conversions`, :mod:`reductions`, :mod:`planning` and :mod:`redistribution` (how they
+move), :mod:`dtensor` and :mod:`creation` (the public class), :mod:`dispatch` and
 :mod:`marks` (how operations run), :mod:`rules` (what they do with placements), :mod:`rule_checker`.
 Importing this package imports no framework.
 """
@@ -13,6 +14,7 @@ from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
     from hp_dtensor import random as random
+    from hp_dtensor.across_meshes import transfer as transfer
     from hp_dtensor.checkpoint.background import SaveHandle as SaveHandle
     from hp_dtensor.checkpoint.background import async_save as async_save
     from hp_dtensor.checkpoint.huggingface import load_safetensors as load_safetensors
@@ -21,23 +23,30 @@ if TYPE_CHECKING:
     from hp_dtensor.checkpoint.report import LoadReport as LoadReport
     from hp_dtensor.checkpoint.saving import save as save
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
+    from hp_dtensor.layout import Layout as Layout
     from hp_dtensor.native import DTensor as DTensor
-    from hp_dtensor.picture import show as show
     from hp_dtensor.pickling import rebuild_dtensor as rebuild_dtensor
+    from hp_dtensor.picture import show as show
     from hp_dtensor.placements import Partial as Partial
     from hp_dtensor.placements import Placement as Placement
+    from hp_dtensor.placements import RaggedShard as RaggedShard
     from hp_dtensor.placements import Replicate as Replicate
     from hp_dtensor.placements import Shard as Shard
+    from hp_dtensor.placements import StridedShard as StridedShard
     from hp_dtensor.random import manual_seed as manual_seed
+    from hp_dtensor.redistribution_plan import redistribute_plan as redistribute_plan
 
 _WHERE = {
     "DTensor": "native",
+    "Layout": "layout",
     "LoadReport": "checkpoint.report",
     "Partial": "placements",
     "Placement": "placements",
+    "RaggedShard": "placements",
     "Replicate": "placements",
     "SaveHandle": "checkpoint.background",
     "Shard": "placements",
+    "StridedShard": "placements",
     "async_save": "checkpoint.background",
     "distribute_tensor": "creation",
     "load": "checkpoint.loading",
@@ -45,9 +54,11 @@ _WHERE = {
     "manual_seed": "random",
     "random": ".",
     "rebuild_dtensor": "pickling",
+    "redistribute_plan": "redistribution_plan",
     "save": "checkpoint.saving",
     "save_safetensors": "checkpoint.huggingface",
     "show": "picture",
+    "transfer": "across_meshes",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

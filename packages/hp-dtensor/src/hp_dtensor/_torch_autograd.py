@@ -13,6 +13,7 @@ import torch
 from hp_dtensor._torch_context import unwrapped
 from hp_dtensor.base import DTensorBase
 from hp_dtensor.gradients import GradientMethods
+from hp_dtensor.marks import whole_gradient
 
 
 class AutogradMethods(GradientMethods):
@@ -43,6 +44,7 @@ class AutogradMethods(GradientMethods):
 
     def retain_grad(self) -> None:
         """Keep the gradient in ``grad`` though an operation made this tensor."""
+        whole_gradient(self, "retain_grad")
         self._local.retain_grad()
 
     def backward(
@@ -102,6 +104,9 @@ def _starts(tensors: Sequence[Any], gradients: Any) -> tuple[list[Any], list[Any
 
 
 def _locals_of(inputs: Any) -> Any:
+    for x in [inputs] if isinstance(inputs, torch.Tensor) else inputs or ():
+        if isinstance(x, DTensorBase):
+            whole_gradient(x, "the gradient")
     if inputs is None or isinstance(inputs, torch.Tensor):
         return unwrapped(inputs)
     return tuple(map(unwrapped, inputs))

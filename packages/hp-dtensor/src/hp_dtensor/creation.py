@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.chunk import chunk_length, chunk_offset, chunk_size, chunk_sizes
 from hp_dtensor.cuts import stacks_of
+from hp_dtensor.layout import Layout, mesh_and_placements
 from hp_dtensor.placements import REPLICATE, Partial, Placement, RaggedShard, Shard
 from hp_dtensor.ragged import ragged_dim
 from hp_dtensor.spec import Spec, make_spec, resolve, shown
@@ -113,8 +114,8 @@ def _from_first_ranks(local: Tensor, spec: Spec) -> Tensor:
 # ----------------------------------------------------------------------------------------------------- from a whole one
 def distribute_tensor(
     tensor: Tensor,
-    device_mesh: DeviceMesh | None = None,
-    placements: Sequence[Placement] | None = None,
+    device_mesh: DeviceMesh | Layout | None = None,
+    placements: Sequence[Any] | Layout | None = None,
     *,
     src_data_rank: int | None = None,
 ) -> Any:
@@ -123,9 +124,10 @@ def distribute_tensor(
     Args:
         tensor: plain, of the global shape on every rank; also on the meta device. Its ``requires_grad`` goes on to the
             result, which is a leaf.
-        device_mesh: default: the current mesh (``with mesh:``).
-        placements: one per mesh dim; default: Replicate everywhere. A Partial keeps the value: the first rank along the mesh
-            dim holds it and the others zeros (sum) or ones (prod), or every rank does (avg, max, min, all, any).
+        device_mesh: default: the current mesh (``with mesh:``). A :class:`hp_dtensor.Layout` says mesh and placements.
+        placements: one per mesh dim, or aliases (one per tensor dim), or a Layout; default: Replicate everywhere.
+            A Partial keeps the value: the first rank along the mesh dim holds it and the others zeros (sum) or ones (prod),
+            or every rank does (avg, max, min, all, any).
         src_data_rank: None (default): every rank cuts its own tensor, which must be equal everywhere; no communication. A
             number: the position along each mesh dim of the rank whose values count.
 
@@ -140,7 +142,8 @@ def distribute_tensor(
     if isinstance(tensor, DTensorMethods):
         raise ValueError("distribute_tensor takes a plain tensor, got a DTensor: use its redistribute()")
     _check_plain(tensor, "distribute_tensor")
-    mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
+    given, placements = mesh_and_placements(device_mesh, placements)
+    mesh: Any = get_current_mesh() if given is None else given
     check_mesh(mesh)
     spec = make_spec(
         mesh, (REPLICATE,) * len(mesh.shape) if placements is None else placements, tuple(tensor.shape)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from hp_dtensor import creation
 from hp_dtensor.base import DTensorBase
 from hp_dtensor.gradients import GradientMethods
-from hp_dtensor.marks import mark
+from hp_dtensor.layout import Layout, mesh_and_placements
+from hp_dtensor.marks import marked
 from hp_dtensor.pickling import PickleMethods
 from hp_dtensor.placements import REPLICATE, Partial, Placement
-from hp_dtensor.redistribution import moves_between, run_moves
-from hp_dtensor.spec import make_spec, resolve, shown
+from hp_dtensor.redistributed import redistributed
+from hp_dtensor.spec import resolve, shown
 from hp_dtensor.strides import whole_strides
 from hp_dtensor.values import ValueMethods
 
@@ -37,8 +38,8 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
     def from_local(
         cls,
         local_tensor: Tensor,
-        device_mesh: DeviceMesh,
-        placements: Sequence[Placement],
+        device_mesh: DeviceMesh | Layout,
+        placements: Sequence[Any] | Layout | None = None,
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
@@ -49,11 +50,11 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
         Args:
             local_tensor: a plain tensor, kept as it is: ``to_local()`` returns it, and gradients flow to it. The gradient of
                 a Shard is the own shard; of a Replicate, and of every summand of a sum, the whole gradient.
-            device_mesh: where it lies.
-            placements: one per mesh dim.
+            device_mesh: where it lies; a :class:`hp_dtensor.Layout` says mesh and placements.
+            placements: one per mesh dim, or aliases (one per tensor dim), or a Layout.
             run_check: whether the ranks compare dtypes, local shapes and placements, and Replicate values are taken from the
                 first rank along each mesh dim.
-            shape: the global shape. Without it the ranks tell each other their sizes along the dims that are cut, so that
+            shape: the global shape; needed for a RaggedShard. Without it the ranks tell each other their sizes along the dims that are cut, so that
                 uneven shards come out right, too.
             stride: the strides of the whole in elements, for which ``shape`` is needed. They follow from the local tensor's
                 (see :meth:`stride`), so that is checked only.
@@ -62,9 +63,8 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
         it), none with it; with ``run_check`` in addition one gather of objects, and one broadcast per Replicate mesh dim.
         ValueError if ``local_tensor`` is no plain tensor, or its shape is not this rank's piece by the chunk rule.
         """
-        return cls._wrap(
-            *creation.checked_local(local_tensor, device_mesh, placements, shape, stride, run_check)
-        )
+        mesh, given = mesh_and_placements(device_mesh, placements)
+        return cls._wrap(*creation.checked_local(local_tensor, mesh, given, shape, stride, run_check))
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """This rank's piece: the very tensor, with its graph. No communication.
@@ -89,31 +89,33 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
                     + f", not {wanted}; redistribute() first, or give {usual}"
                 )
         dims = tuple(dim for dim in differs if self._spec.mesh.shape[dim] > 1)
-        return mark(self._local, self._spec, dims) if dims else self._local
+        return marked(self, dims) if dims else self._local
 
     # -------------------------------------------------------------------------------------------------- redistribution
     def redistribute(
-        self, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None
+        self,
+        device_mesh: DeviceMesh | Layout | None = None,
+        placements: Sequence[Any] | Layout | None = None,
+        *,
+        async_op: bool = False,
     ) -> Any:
         """The same tensor in other placements, any to any. Differentiable. All ranks of the mesh call.
 
-        ``device_mesh`` may be left out; it must be the tensor's own (ValueError). ``placements`` None: Replicate everywhere.
+        Args:
+            device_mesh: default: the tensor's own. Another mesh must have the same ranks, in any shape and order; for other
+                ranks see :func:`hp_dtensor.transfer`. A :class:`hp_dtensor.Layout` says mesh and placements.
+            placements: one per mesh dim, or aliases, or a Layout; None: Replicate everywhere.
+            async_op: return a :class:`hp_dtensor.redistributed.Redistribution`, whose ``wait()`` gives the DTensor; the first
+                collective runs meanwhile where the platform supports "async_collectives". On another mesh nothing runs ahead.
 
         Communication, per mesh dim that changes: Partial to Replicate one all-reduce, Partial to Shard one reduce-scatter,
-        Shard to Replicate one all-gather, Shard to Shard one all-to-all; Replicate to Shard, and anything to Partial, none.
-        Where several mesh dims cut one tensor dim, inner cuts may have to be joined and made again. Backward: the adjoint.
+        Shard to Replicate one all-gather, Shard to Shard one all-to-all; Replicate to Shard, and anything to Partial, none. Of
+        the ways that lead to the placements the one with the fewest bytes is taken: :func:`hp_dtensor.redistribute_plan` shows
+        it. Another cut order, and another mesh, cost one all-to-all over all ranks. Backward: the adjoint.
+        ValueError for arguments that do not fit.
         """
-        spec = self._spec
-        if device_mesh is not None and device_mesh != spec.mesh:
-            raise ValueError(
-                f"redistribute stays on the tensor's own mesh {spec.mesh}, got {device_mesh}: for another mesh go through "
-                f"full_tensor() and distribute_tensor()"
-            )
-        wanted = (REPLICATE,) * len(spec.placements) if placements is None else placements
-        target = make_spec(spec.mesh, wanted, spec.shape)
-        if target is spec:
-            return self
-        return self._wrap(run_moves(self._local, spec, moves_between(spec, target)), target)
+        mesh, wanted = mesh_and_placements(device_mesh, placements)
+        return redistributed(self, mesh, wanted, async_op)
 
     def full_tensor(self) -> Tensor:
         """The whole tensor as a plain one, on every rank; differentiable. Communication: :meth:`redistribute` to Replicate."""

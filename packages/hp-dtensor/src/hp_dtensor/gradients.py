@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.base import DTensorBase
+from hp_dtensor.marks import whole_gradient
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement
 from hp_dtensor.spec import Spec, make_spec, shown
 from hp_platform import get_platform
@@ -112,6 +113,7 @@ class GradientMethods(DTensorBase):
 
         It may return another one, a DTensor in any placements. The handle's ``remove()`` takes the hook away.
         """
+        whole_gradient(self, "register_hook")
         spec, wrap = self._spec.grad, self._wrap
 
         def on_dtensor(gradient: Tensor) -> Tensor | None:

@@ -12,6 +12,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from hp_dtensor import conversions
+from hp_dtensor.faces import Gathered
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -27,10 +28,12 @@ class _Kept(NamedTuple):
 class Marks:
     """The marks of one DTensor."""
 
-    __slots__ = ("__weakref__", "by_dims")
+    __slots__ = ("__weakref__", "by_dims", "gathered")
 
-    def __init__(self) -> None:
+    def __init__(self, gathered: Gathered | None = None) -> None:
         self.by_dims: dict[tuple[int, ...], _Kept] = {}
+        self.gathered = gathered
+        """See [Note: two faces] in :mod:`hp_dtensor.faces`."""
 
     def get(self, local: Tensor, spec: Spec, dims: tuple[int, ...]) -> Tensor:
         """``local`` behind the mark for these mesh dims, found or made."""
@@ -44,9 +47,21 @@ class Marks:
                 if marks is not None:
                     marks.by_dims.pop(dims, None)
 
-            kept = _Kept(mark(local, spec, dims, used), local, version)
+            kept = _Kept(self._made(local, spec, dims, used), local, version)
             self.by_dims[dims] = kept
         return kept.marked
+
+    def _made(self, local: Tensor, spec: Spec, dims: tuple[int, ...], used: Any) -> Tensor:
+        gathered = self.gathered
+        if gathered is None or not gathered.is_valid(local):
+            return mark(local, spec, dims, used)
+        varying = gathered.dims & frozenset(dims)
+        if not varying:
+            return mark(local, spec, dims, used)
+        rest = tuple(dim for dim in dims if dim not in varying)
+        if not rest:
+            return gathered.face(varying, used)
+        return mark(gathered.face(varying, None), spec, rest, used)
 
 
 def marked(x: Any, dims: tuple[int, ...]) -> Tensor:
@@ -57,6 +72,23 @@ def marked(x: Any, dims: tuple[int, ...]) -> Tensor:
     if x._marks is None:
         x._marks = Marks()
     return x._marks.get(local, x._spec, dims)
+
+
+def whole_gradient(x: Any, what: str) -> None:
+    """Let the whole gradient of the DTensor ``x`` pass ``x`` itself, because ``what`` looks at it there.
+
+    RuntimeError if a part of it already goes another way: see [Note: two faces] in :mod:`hp_dtensor.faces`.
+    """
+    marks = x._marks
+    if marks is None or marks.gathered is None:
+        return
+    if marks.gathered.is_used:
+        raise RuntimeError(
+            f"{what} of a tensor that redistribute() has gathered was asked for after operations have used it: what flows "
+            f"back from ranks that use it differently is scattered without passing it. Register a hook or call retain_grad() "
+            f"right after redistribute(), before the tensor is used, or look at the tensor that was redistributed"
+        )
+    marks.gathered = None
 
 
 def mark(local: Tensor, spec: Spec, dims: tuple[int, ...], used: Any = None) -> Tensor:

@@ -90,14 +90,14 @@ def run_move(
         return local
     group = spec.mesh.get_group(move.mesh_dim)
     if move.step is Step.ALL_GATHER:
-        cut = _source_cut(spec, move)
+        cut = source_cut(spec, move)
         if varying:
             return conversions.gather_varying(local, cut, arrived)
         return conversions.gather(local, cut, arrived)
     if move.step is Step.SLICE:
         return conversions.slice_out(local, _target_cut(spec, move))
     if move.step is Step.ALL_TO_ALL:
-        return conversions.all_to_all(local, _source_cut(spec, move), _target_cut(spec, move), arrived)
+        return conversions.all_to_all(local, source_cut(spec, move), _target_cut(spec, move), arrived)
     if move.step is Step.TO_PARTIAL:
         return _to_partial(local, spec, move)
     assert isinstance(source, Partial)
@@ -132,7 +132,7 @@ def _to_partial(local: Tensor, spec: Spec, move: Move) -> Tensor:
     assert isinstance(kind, Partial)
     reductions.check_reducible(local, kind.reduce_op)
     if isinstance(move.source, Shard):
-        local = conversions.pad(local, _source_cut(spec, move))
+        local = conversions.pad(local, source_cut(spec, move))
     elif not kind.is_linear:
         return reductions.to_partial(local, group, kind.reduce_op, is_first)
     else:
@@ -179,7 +179,8 @@ def _runs(spec: Spec, placement: Placement, mesh_dim: int) -> Any:
     }
 
 
-def _source_cut(spec: Spec, move: Move) -> Cut:
+def source_cut(spec: Spec, move: Move) -> Cut:
+    """How the tensor dim that a step joins is dealt."""
     assert isinstance(move.source, Shard)
     return _cut(spec, move.mesh_dim, move.source.dim, move.outer)
 
@@ -204,9 +205,9 @@ def start_move(local: Tensor, spec: Spec, move: Move) -> transport.Pending | Non
     if ragged or move.mesh_dim < 0 or spec.mesh.shape[move.mesh_dim] == 1:
         return None
     if move.step is Step.ALL_GATHER:
-        return transport.gather(local, _source_cut(spec, move), async_op=True)
+        return transport.gather(local, source_cut(spec, move), async_op=True)
     if move.step is Step.ALL_TO_ALL:
-        cuts = _source_cut(spec, move), _target_cut(spec, move)
+        cuts = source_cut(spec, move), _target_cut(spec, move)
         return transport.all_to_all(local, *cuts, async_op=True)
     if move.step not in (Step.ALL_REDUCE, Step.REDUCE_SCATTER):
         return None

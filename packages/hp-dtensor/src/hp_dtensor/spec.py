@@ -15,6 +15,9 @@ from hp_dtensor.cuts import local_block as local_block
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
 from hp_dtensor.ragged import check_ragged, ragged_dim, run_sizes
 
+VIRTUAL_DIM = "interleaved_parallel"
+"""The name of a last mesh dim that takes no ranks."""
+
 
 class Mesh(Protocol):
     """What specs and rules need of a :class:`hp_platform.DeviceMesh`; arithmetic only."""
@@ -83,8 +86,13 @@ def make_spec(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
 def resolve(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
     """The placements of a tensor with ``ndim`` dims, negative dims resolved. ValueError if they do not fit.
 
-    Of several notations for the same cuts the result is the one of [Note: cut order] in :mod:`hp_dtensor.cuts`.
+    A :class:`hp_dtensor.Layout` and aliases are taken, too: everything that takes placements comes through here. Of several
+    notations for the same cuts the result is the one of [Note: cut order] in :mod:`hp_dtensor.cuts`.
     """
+    if not _is_plain(placements):
+        from hp_dtensor.layout import plain_placements
+
+        placements = plain_placements(mesh, placements, ndim)
     if isinstance(placements, (Placement, str)) or not isinstance(placements, Sequence):
         raise ValueError(
             f"placements is a sequence with one placement per mesh dim, got {placements!r}; write [{placements!r}]"
@@ -98,6 +106,10 @@ def resolve(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[Pla
     if any(isinstance(placement, StridedShard) for placement in resolved):
         return with_stacks(resolved, stacks_of(resolved, mesh.shape, ndim), mesh.shape)
     return resolved
+
+
+def _is_plain(placements: Any) -> bool:
+    return isinstance(placements, (tuple, list)) and all(isinstance(p, Placement) for p in placements)
 
 
 def _resolve_one(placement: Placement, ndim: int) -> Placement:
@@ -119,6 +131,12 @@ def _new_spec(mesh: Mesh, placements: tuple[Placement, ...], shape: tuple[int, .
         raise RuntimeError(
             f"this rank is not in the mesh of shape {tuple(mesh.shape)}, so it holds no part of a tensor on it; "
             f"make and use such tensors on ranks of the mesh only"
+        )
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names and names[-1] == VIRTUAL_DIM and not placements[-1].is_replicate():
+        raise ValueError(
+            f"mesh dim {VIRTUAL_DIM!r} stands for slices inside of one device, so a tensor cannot be {placements[-1]} along "
+            f"it: use Replicate() there; only the arithmetic of Layout knows such slices"
         )
     spec = Spec()
     spec.mesh, spec.placements, spec.shape = mesh, placements, shape

@@ -11,21 +11,26 @@ from hyper_parallel.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
     from hp_dtensor import DTensor as DTensor
+    from hp_dtensor import Layout as Layout
     from hp_dtensor import LoadReport as LoadReport
     from hp_dtensor import Partial as Partial
     from hp_dtensor import Placement as Placement
+    from hp_dtensor import RaggedShard as RaggedShard
     from hp_dtensor import Replicate as Replicate
     from hp_dtensor import SaveHandle as SaveHandle
     from hp_dtensor import Shard as Shard
+    from hp_dtensor import StridedShard as StridedShard
     from hp_dtensor import async_save as async_save
     from hp_dtensor import distribute_tensor as distribute_tensor
     from hp_dtensor import load as load
     from hp_dtensor import load_safetensors as load_safetensors
     from hp_dtensor import manual_seed as manual_seed
     from hp_dtensor import rebuild_dtensor as rebuild_dtensor
+    from hp_dtensor import redistribute_plan as redistribute_plan
     from hp_dtensor import save as save
     from hp_dtensor import save_safetensors as save_safetensors
     from hp_dtensor import show as show
+    from hp_dtensor import transfer as transfer
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
@@ -48,14 +53,17 @@ _WHERE = {
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
     "HSDPModule": "hp_fsdp",
+    "Layout": "hp_dtensor",
     "LoadReport": "hp_dtensor",
     "MixedPrecisionPolicy": "hp_fsdp",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
+    "RaggedShard": "hp_dtensor",
     "Replicate": "hp_dtensor",
     "SaveHandle": "hp_dtensor",
     "Shard": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
+    "StridedShard": "hp_dtensor",
     "async_save": "hp_dtensor",
     "destroy_process_group": "hp_platform",
     "distribute_tensor": "hp_dtensor",
@@ -73,11 +81,13 @@ _WHERE = {
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
     "rebuild_dtensor": "hp_dtensor",
+    "redistribute_plan": "hp_dtensor",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
     "show": "hp_dtensor",
     "split_group": "hp_platform",
+    "transfer": "hp_dtensor",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)
