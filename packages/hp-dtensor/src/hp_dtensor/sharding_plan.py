@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor.placements import REPLICATE, Placement, Shard
+from hp_dtensor.aliases import placements_of
+from hp_dtensor.layout import Layout
+from hp_dtensor.placements import REPLICATE, Placement
 from hp_dtensor.spec import make_spec, shown
 
 INPUT, OUTPUT = "input", "output"
-UNCUT = "None"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Wish:
 
 def is_one_spec(value: Any) -> bool:
     """Whether what a user wrote says how one tensor lies, and not several."""
-    if isinstance(value, Placement) or is_layout(value):
+    if isinstance(value, (Placement, Layout)):
         return True
     if not isinstance(value, (list, tuple)):
         return False
@@ -111,19 +112,14 @@ def _is_names(entry: Any) -> bool:
     return isinstance(entry, tuple) and bool(entry) and all(isinstance(name, str) for name in entry)
 
 
-def is_layout(value: Any) -> bool:
-    """Whether it is a Layout: placements that know their mesh."""
-    return not isinstance(value, type) and hasattr(value, "placements") and hasattr(value, "mesh")
-
-
 def read_wish(value: Any, mesh: Any, what: str) -> Wish:
     """One spec as a user writes it. ValueError that begins with ``what``, such as ``plan['fc.weight']``."""
-    if is_layout(value):
+    if isinstance(value, Layout):
         if value.mesh != mesh:
             raise ValueError(
                 f"{what}: the Layout is of {value.mesh}, the plan of {mesh}: make all of one mesh"
             )
-        return Wish(mesh, tuple(value.placements), None)
+        return Wish(mesh, value.placements, value.ndim)
     if not is_one_spec(value):
         raise ValueError(
             f"{what}: {value!r} does not say how a tensor lies; give one placement per mesh dim, such as [Shard(0)], or the "
@@ -132,7 +128,10 @@ def read_wish(value: Any, mesh: Any, what: str) -> Wish:
     entries = (value,) if isinstance(value, Placement) else tuple(value)
     num_placements = sum(isinstance(entry, Placement) for entry in entries)
     if num_placements == 0 and entries:
-        return Wish(mesh, _of_names(entries, mesh, what), len(entries))
+        try:
+            return Wish(mesh, placements_of(mesh, entries), len(entries))
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from error
     if num_placements < len(entries):
         raise ValueError(
             f"{what}: {shown(entries)} mixes placements with names of mesh dims: use one of them"
@@ -145,38 +144,6 @@ def read_wish(value: Any, mesh: Any, what: str) -> Wish:
             f"mesh dim, and for several tensors a list of such tuples"
         )
     return Wish(mesh, entries, None)
-
-
-def _of_names(entries: Sequence[Any], mesh: Any, what: str) -> tuple[Placement, ...]:
-    names = mesh.mesh_dim_names
-    if names is None:
-        raise ValueError(
-            f"{what}: {shown(entries)} names mesh dims, but {mesh} has no names: give placements, or make the mesh with "
-            f"mesh_dim_names"
-        )
-    placements: list[Placement] = [REPLICATE] * len(names)
-    for dim, entry in enumerate(entries):
-        cutting = [entry] if isinstance(entry, str) else list(entry)
-        order = []
-        for name in cutting:
-            if name == UNCUT and isinstance(entry, str):
-                continue
-            if name not in names:
-                raise ValueError(
-                    f"{what}: {name!r} is no dim of the mesh, which has {', '.join(map(repr, names))}; "
-                    f'"None" leaves a tensor dim whole'
-                )
-            position = names.index(name)
-            if not placements[position].is_replicate():
-                raise ValueError(f"{what}: mesh dim {name!r} cuts two dims of one tensor in {shown(entries)}")
-            placements[position] = Shard(dim)
-            order.append(position)
-        if order != sorted(order):
-            raise ValueError(
-                f"{what}: {entry!r} cuts with an inner mesh dim first; write the names in the order of the mesh, "
-                f"{', '.join(map(repr, names))}"
-            )
-    return tuple(placements)
 
 
 # ----------------------------------------------------------------------------------------------------------- several specs
@@ -207,7 +174,7 @@ def read_wishes(value: Any, mesh: Any, what: str) -> Wishes:
 
 def meshes_in(value: Any) -> list[Any]:
     """The meshes of all Layouts in what a user wrote."""
-    if is_layout(value):
+    if isinstance(value, Layout):
         return [value.mesh]
     if isinstance(value, Mapping):
         value = list(value.values())

@@ -96,7 +96,7 @@ def _gradients(counted: Sequence[tuple[Tensor, float]], weights: Sequence[Tensor
     outputs, seeds = [], []
     for x, s in counted:
         # The gradient of a Shard is a Shard, that of a Replicate or a sum is Replicate: of a constant, the constant everywhere.
-        local = x._averages_as_sums()._local if is_dtensor(x) else x
+        local = x._without_averages()._local if is_dtensor(x) else x
         outputs.append(local)
         seeds.append(platform.full(tuple(local.shape), s, local.dtype, platform.device_of(local)))
     inputs = [w._local if is_dtensor(w) else w for w in weights]

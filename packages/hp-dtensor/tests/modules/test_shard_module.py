@@ -1,5 +1,6 @@
 """shard_module against one process: every form of the call, meshes of one and two dims, ties, hooks, functions."""
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
+from hp_dtensor.layout import Layout
 from hp_dtensor.shard_module import shard_module
 from hp_dtensor.sharding_plan import ShardingPlan
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
@@ -94,6 +96,12 @@ def test_all_forms_of_the_call_do_the_same(world: World) -> None:
         check(world, module, placed_input(world, mesh))
     with mesh:
         check(world, shard_module(make(world), plan), placed_input(world, mesh))
+    # The mesh comes with the Layouts.
+    at = Layout.from_device_mesh(mesh)
+    of_layouts = {key: at(*value) for key, value in PARAMETERS.items()}
+    doors = {"input": at("None", "None", "None"), "output": at(R)}
+    module = shard_module(make(world), {"parameter": of_layouts, "forward": doors})
+    check(world, module, placed_input(world, mesh))
 
 
 @distributed(world_size=(2, 3), backends=TORCH)
@@ -107,6 +115,20 @@ def test_parameters_hold_this_ranks_slice_of_their_own_values(world: World) -> N
     assert after["mlp.up.weight"].placements == (S0,)
     assert all(world.platform.is_parameter(x) and x.is_leaf and x.requires_grad for x in after.values())
     assert_parity(after, before, exact=True)
+
+
+@distributed(world_size=4, backends=("torch", "cuda"))
+def test_cuts_of_one_dim_over_two_mesh_dims_in_either_order(world: World) -> None:
+    for names in (("dp", "tp"), ("tp", "dp")):
+        mesh, module = make_mesh(world, grid=True), make(world, "MLP")
+        plan = {
+            "up.weight": (names, "None"),
+            "up.bias": (names,),
+            "down.weight": ("None", names),
+            "down.bias": ("None",),
+        }
+        shard_module(module, mesh, ShardingPlan(plan))
+        check(world, module, placed_input(world, mesh), "MLP")
 
 
 @distributed(world_size=2, backends=TORCH)
@@ -128,6 +150,17 @@ def test_a_tied_weight_stays_one_parameter(named: str, world: World) -> None:
     shard_module(module, mesh, ShardingPlan({**plan, "first.bias": [S0], "last.bias": [S0]}))
     assert module.first.weight is module.last.weight
     check(world, module, placed_input(world, mesh), "Tied")
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_a_copy_of_the_module_has_hooks_and_parameters_of_its_own(world: World) -> None:
+    mesh, module = make_mesh(world), make(world)
+    shard_module(module, mesh, _plan(mesh))
+    twin = copy.deepcopy(module)
+    assert twin.mlp.up.weight is not module.mlp.up.weight
+    forward, _ = check(world, twin, placed_input(world, mesh))
+    forward.assert_counts(all_reduce=2)
+    assert module.mlp.up.weight.grad is None
 
 
 @distributed(world_size=2, backends=TORCH)

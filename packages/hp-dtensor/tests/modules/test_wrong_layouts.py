@@ -133,17 +133,17 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "a mesh dim that is not there": (
         lambda w: _plan(w, ShardingPlan({"up.weight": ("dp", "None")})),
         ValueError,
-        r"plan\['up.weight'\]: 'dp' is no dim of the mesh, which has 'tp'; \"None\" leaves a tensor dim whole",
+        r"plan\['up.weight'\]: alias 'dp' is no mesh dim; the mesh dims are tp",
     ),
     "names for a mesh without names": (
         lambda w: shard_module(make(w, "MLP"), _grid_without_names(w), ShardingPlan({"up.weight": ("tp",)})),
         ValueError,
-        "names mesh dims, but .* has no names: give placements",
+        r"plan\['up.weight'\]: aliases \('tp',\) are names of mesh dims, but .* has none",
     ),
     "one mesh dim twice": (
         lambda w: _plan(w, ShardingPlan({"up.weight": ("tp", "tp")})),
         ValueError,
-        r"mesh dim 'tp' cuts two dims of one tensor in \('tp', 'tp'\)",
+        r"plan\['up.weight'\]: alias 'tp' is used twice in \('tp', 'tp'\)",
     ),
     "names for another number of dims": (
         lambda w: _plan(w, ShardingPlan({"up.weight": ("tp",)})),
