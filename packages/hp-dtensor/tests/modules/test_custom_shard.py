@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from hp_dtensor.custom_shard import custom_shard
+from hp_dtensor.sharded_function import custom_shard
 from hp_platform import collectives
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 

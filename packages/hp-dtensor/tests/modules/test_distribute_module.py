@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
-from hp_dtensor.distribute_module import distribute_module
+from hp_dtensor.distributed_module import distribute_module
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,7 +9,7 @@ import pytest
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_dtensor.layout import Layout
-from hp_dtensor.shard_module import shard_module
+from hp_dtensor.sharded_module import shard_module
 from hp_dtensor.sharding_plan import ShardingPlan
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 

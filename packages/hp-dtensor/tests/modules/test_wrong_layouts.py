@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hp_dtensor import Partial, Replicate, Shard, distribute_tensor
-from hp_dtensor.custom_shard import custom_shard
-from hp_dtensor.distribute_module import distribute_module
-from hp_dtensor.shard_module import shard_module
+from hp_dtensor.distributed_module import distribute_module
+from hp_dtensor.sharded_function import custom_shard
+from hp_dtensor.sharded_module import shard_module
 from hp_dtensor.sharding_plan import ShardingPlan
 from hp_dtensor.skip_dispatch import SkipDTensorDispatch
 from hp_dtensor.styles import (
