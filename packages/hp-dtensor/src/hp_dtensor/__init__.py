@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hp_dtensor.checkpoint.report import LoadReport as LoadReport
     from hp_dtensor.checkpoint.saving import save as save
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
+    from hp_dtensor.dfunction import DFunction as DFunction
+    from hp_dtensor.distributed_module import distribute_module as distribute_module
     from hp_dtensor.layout import Layout as Layout
     from hp_dtensor.native import DTensor as DTensor
     from hp_dtensor.pickling import rebuild_dtensor as rebuild_dtensor
@@ -35,28 +37,50 @@ if TYPE_CHECKING:
     from hp_dtensor.placements import StridedShard as StridedShard
     from hp_dtensor.random import manual_seed as manual_seed
     from hp_dtensor.redistribution_plan import redistribute_plan as redistribute_plan
+    from hp_dtensor.sharded_function import custom_shard as custom_shard
+    from hp_dtensor.sharded_module import shard_module as shard_module
+    from hp_dtensor.sharding_plan import ShardingPlan as ShardingPlan
+    from hp_dtensor.skip_dispatch import SkipDTensorDispatch as SkipDTensorDispatch
+    from hp_dtensor.styles.parallel_style import ParallelStyle as ParallelStyle
+    from hp_dtensor.styles.parallelized_module import parallelize_module as parallelize_module
+    from hp_dtensor.styles.prepare_module import PrepareModuleInput as PrepareModuleInput
+    from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
+    from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
+    from hp_dtensor.value_and_grad import parallelize_value_and_grad as parallelize_value_and_grad
 
 _WHERE = {
+    "DFunction": "dfunction",
     "DTensor": "native",
     "Layout": "layout",
     "LoadReport": "checkpoint.report",
+    "ParallelStyle": "styles.parallel_style",
     "Partial": "placements",
     "Placement": "placements",
+    "PrepareModuleInput": "styles.prepare_module",
+    "PrepareModuleInputOutput": "styles.prepare_module",
+    "PrepareModuleOutput": "styles.prepare_module",
     "RaggedShard": "placements",
     "Replicate": "placements",
     "SaveHandle": "checkpoint.background",
     "Shard": "placements",
+    "ShardingPlan": "sharding_plan",
+    "SkipDTensorDispatch": "skip_dispatch",
     "StridedShard": "placements",
     "async_save": "checkpoint.background",
+    "custom_shard": "sharded_function",
+    "distribute_module": "distributed_module",
     "distribute_tensor": "creation",
     "load": "checkpoint.loading",
     "load_safetensors": "checkpoint.huggingface",
     "manual_seed": "random",
+    "parallelize_module": "styles.parallelized_module",
+    "parallelize_value_and_grad": "value_and_grad",
     "random": ".",
     "rebuild_dtensor": "pickling",
     "redistribute_plan": "redistribution_plan",
     "save": "checkpoint.saving",
     "save_safetensors": "checkpoint.huggingface",
+    "shard_module": "sharded_module",
     "show": "picture",
     "transfer": "across_meshes",
 }

@@ -10,25 +10,37 @@ from hp_platform.lazy import attach
 from hyper_parallel.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hp_dtensor import DFunction as DFunction
     from hp_dtensor import DTensor as DTensor
     from hp_dtensor import Layout as Layout
     from hp_dtensor import LoadReport as LoadReport
+    from hp_dtensor import ParallelStyle as ParallelStyle
     from hp_dtensor import Partial as Partial
     from hp_dtensor import Placement as Placement
+    from hp_dtensor import PrepareModuleInput as PrepareModuleInput
+    from hp_dtensor import PrepareModuleInputOutput as PrepareModuleInputOutput
+    from hp_dtensor import PrepareModuleOutput as PrepareModuleOutput
     from hp_dtensor import RaggedShard as RaggedShard
     from hp_dtensor import Replicate as Replicate
     from hp_dtensor import SaveHandle as SaveHandle
     from hp_dtensor import Shard as Shard
+    from hp_dtensor import ShardingPlan as ShardingPlan
+    from hp_dtensor import SkipDTensorDispatch as SkipDTensorDispatch
     from hp_dtensor import StridedShard as StridedShard
     from hp_dtensor import async_save as async_save
+    from hp_dtensor import custom_shard as custom_shard
+    from hp_dtensor import distribute_module as distribute_module
     from hp_dtensor import distribute_tensor as distribute_tensor
     from hp_dtensor import load as load
     from hp_dtensor import load_safetensors as load_safetensors
     from hp_dtensor import manual_seed as manual_seed
+    from hp_dtensor import parallelize_module as parallelize_module
+    from hp_dtensor import parallelize_value_and_grad as parallelize_value_and_grad
     from hp_dtensor import rebuild_dtensor as rebuild_dtensor
     from hp_dtensor import redistribute_plan as redistribute_plan
     from hp_dtensor import save as save
     from hp_dtensor import save_safetensors as save_safetensors
+    from hp_dtensor import shard_module as shard_module
     from hp_dtensor import show as show
     from hp_dtensor import transfer as transfer
     from hp_fsdp import HSDPModule as HSDPModule
@@ -50,22 +62,31 @@ if TYPE_CHECKING:
     from hp_platform import split_group as split_group
 
 _WHERE = {
+    "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
     "LoadReport": "hp_dtensor",
     "MixedPrecisionPolicy": "hp_fsdp",
+    "ParallelStyle": "hp_dtensor",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
+    "PrepareModuleInput": "hp_dtensor",
+    "PrepareModuleInputOutput": "hp_dtensor",
+    "PrepareModuleOutput": "hp_dtensor",
     "RaggedShard": "hp_dtensor",
     "Replicate": "hp_dtensor",
     "SaveHandle": "hp_dtensor",
     "Shard": "hp_dtensor",
+    "ShardingPlan": "hp_dtensor",
+    "SkipDTensorDispatch": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
     "StridedShard": "hp_dtensor",
     "async_save": "hp_dtensor",
+    "custom_shard": "hp_dtensor",
     "destroy_process_group": "hp_platform",
+    "distribute_module": "hp_dtensor",
     "distribute_tensor": "hp_dtensor",
     "fully_shard": "hp_fsdp",
     "get_backend": "hp_platform",
@@ -80,11 +101,14 @@ _WHERE = {
     "load_safetensors": "hp_dtensor",
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
+    "parallelize_module": "hp_dtensor",
+    "parallelize_value_and_grad": "hp_dtensor",
     "rebuild_dtensor": "hp_dtensor",
     "redistribute_plan": "hp_dtensor",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
+    "shard_module": "hp_dtensor",
     "show": "hp_dtensor",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
