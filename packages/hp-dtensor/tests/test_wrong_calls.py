@@ -110,9 +110,9 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         "dim 1 does not fit a tensor with 1 dims",
     ),
     "a builtin without a rule": (
-        lambda w: _zeros(w, 4, at=Shard(0)).cumsum(0),
+        lambda w: _zeros(w, 4, at=Shard(0)).histc(),
         NotImplementedError,
-        r"cumsum has no rule for DTensors; got \(Shard\(0\),\) of \(4,\) .*Ways out: x.full_tensor\(\)",
+        r"histc has no rule for DTensors; got \(Shard\(0\),\) of \(4,\) .*Ways out: x.full_tensor\(\)",
     ),
     "reading an element": (
         lambda w: _zeros(w, 4, at=Shard(0))[0],

@@ -54,7 +54,10 @@ class AutogradMethods(GradientMethods):
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        local, seed = self._start_of_backward(gradient)
+        if gradient is None and not self._spec.shape and self._without_averages() is self:
+            local, seed = self._local, None  # torch's own seed of a 0-d tensor is one, too
+        else:
+            local, seed = self._start_of_backward(gradient)
         torch.autograd.backward(local, seed, retain_graph, create_graph, inputs=_locals_of(inputs))
 
     backward.__doc__ = GradientMethods.backward.__doc__

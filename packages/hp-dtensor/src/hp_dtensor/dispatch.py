@@ -60,7 +60,11 @@ def build_dispatch(
             if kind not in _SCALARS:
                 if kind is list or kind is tuple:
                     arg = tuple(arg)
-                    member = next((x for x in arg if isinstance(x, plain)), None)
+                    for member in arg:
+                        if isinstance(member, plain):
+                            break
+                    else:
+                        member = None
                     if member is not None:
                         of_list = local_list(rule, function, arg)
                         if of_list is None:
@@ -97,6 +101,11 @@ def build_dispatch(
         if plan.is_simple:
             result = function(*local, **kwargs) if kwargs else function(*local)
             # What changes nothing returns the same object, with the marks that it has.
+            if result is first._local and plan.output is first._spec:
+                return first
+            return wrap(result, plan.output)
+        if plan.is_direct and not rule.in_place:
+            result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)  # type: ignore[misc]
             if result is first._local and plan.output is first._spec:
                 return first
             return wrap(result, plan.output)

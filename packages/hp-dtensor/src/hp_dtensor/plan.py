@@ -63,6 +63,8 @@ class Plan:
     """Whether this rank's result has no elements."""
     is_simple: bool
     """Whether the operation runs on the local tensors as they are, and gives one tensor."""
+    is_direct: bool
+    """Whether ``run`` does so in its place."""
 
     def call(self, function: Callable[..., Any], local: list[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operation on local arguments that lie as it wants them. A plan serves all functions of its rule."""
@@ -129,6 +131,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
     is_empty = output is not None and 0 in output.local_shape
     changed = is_empty or moves or marks or replaced or run or prepare or around
     is_simple = output is not None and not changed
+    is_direct = output is not None and run is not None and not (is_empty or moves or marks or replaced)
     return Plan(
         output,
         outputs,
@@ -141,6 +144,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         mesh if outcome.is_sized_by_values else None,
         is_empty,
         is_simple,
+        is_direct,
     )
 
 

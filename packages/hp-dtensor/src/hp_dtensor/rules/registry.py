@@ -6,7 +6,7 @@ A rule gets the operation's arguments with a :class:`hp_dtensor.spec.Spec` in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from hp_dtensor.spec import Spec
 
 Placements = tuple[Placement, ...]
 Normalise = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+_Recipe = tuple[tuple[tuple[str | None, Any], ...], tuple[str, ...]]
+"""Arguments to add by position, each by its name in the call or (None) its default; and the names that stay keywords."""
 REQUIRED = object()
 
 _SYNONYMS = {
@@ -105,6 +107,8 @@ class Rule:
     functional: Callable[..., Any] | None = None
     """The same operation that makes a new tensor. For in-place ones whose operands would have to move first."""
 
+    _recipes: dict[tuple[Any, ...], _Recipe] = field(init=False, default_factory=dict, repr=False)
+    """For each way to spell a call (how many by position, which names) what :meth:`bind` does."""
     binds: bool = field(init=False)
     """Whether :meth:`bind` has something to do where no argument is given by keyword."""
 
@@ -121,30 +125,42 @@ class Rule:
         """All spellings of a call as one: named arguments that have a position in it, loose integers in a tuple."""
         if self.packs is not None and len(args) > self.packs and isinstance(args[self.packs], int):
             args = (*args[: self.packs], tuple(args[self.packs :]))
-        rest = dict(kwargs)
-        if rest.pop("out", None) is not None:
-            raise ValueError("out= is not taken: use the result, or write it with copy_()")
-        if rest:
-            named = {_SYNONYMS.get(name, name): name for name in rest}
-            known = {_SYNONYMS.get(name, name) for name, _ in self.params}
-            last = max(
-                (i for i, (name, _) in enumerate(self.params) if _SYNONYMS.get(name, name) in named),
-                default=-1,
-            )
-            bound = list(args)
-            for name, default in self.params[len(args) : last + 1]:
-                asked = _SYNONYMS.get(name, name)
-                value = rest.pop(named[asked]) if asked in named else default
-                if value is REQUIRED:
-                    raise ValueError(f"{self.name} needs its argument {name!r}")
-                bound.append(value)
-            args = tuple(bound)
-            twice = [named[name] for name in named if name in known and named[name] in rest]
-            if twice:
-                raise ValueError(f"{self.name} got its argument {twice[0]!r} twice: by position and by name")
+        rest: dict[str, Any] = {}
+        if kwargs:
+            if kwargs.get("out") is not None:
+                raise ValueError("out= is not taken: use the result, or write it with copy_()")
+            spelling = (len(args), *kwargs)
+            recipe = self._recipes.get(spelling)
+            if recipe is None:
+                recipe = self._recipes[spelling] = self._recipe(len(args), kwargs)
+            added, kept = recipe
+            args = (*args, *[default if name is None else kwargs[name] for name, default in added])
+            rest = {name: kwargs[name] for name in kept}
         if self.normalise is not None:
             args, rest = self.normalise(args, rest)
         return args, rest
+
+    def _recipe(self, num_args: int, names: Iterable[str]) -> _Recipe:
+        """Where the arguments of these names go, beside so many by position. ValueError for a wrong call."""
+        rest = [name for name in names if name != "out"]
+        named = {_SYNONYMS.get(name, name): name for name in rest}
+        known = {_SYNONYMS.get(name, name) for name, _ in self.params}
+        last = max(
+            (i for i, (name, _) in enumerate(self.params) if _SYNONYMS.get(name, name) in named),
+            default=-1,
+        )
+        added: list[tuple[str | None, Any]] = []
+        for name, default in self.params[num_args : last + 1]:
+            given = named.get(_SYNONYMS.get(name, name))
+            if given is None and default is REQUIRED:
+                raise ValueError(f"{self.name} needs its argument {name!r}")
+            added.append((given, default))
+            if given is not None:
+                rest.remove(given)
+        twice = [named[name] for name in named if name in known and named[name] in rest]
+        if twice:
+            raise ValueError(f"{self.name} got its argument {twice[0]!r} twice: by position and by name")
+        return tuple(added), tuple(rest)
 
 
 RULES: dict[str, Rule] = {}
