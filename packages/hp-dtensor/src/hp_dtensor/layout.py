@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.aliases import Alias, aliases_of, are_aliases, placements_of
-from hp_dtensor.cuts import block_of, stacks_of, with_stacks
+from hp_dtensor.cuts import with_stacks
+from hp_dtensor.layout_arithmetic import LayoutArithmetic
 from hp_dtensor.placements import REPLICATE, Partial, Placement, Shard
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Placements = tuple[Placement, ...]
 
 
-class Layout:
+class Layout(LayoutArithmetic):
     """How tensors of some number of dims lie on a mesh.
 
     Args:
@@ -38,9 +38,6 @@ class Layout:
 
     __slots__ = ("_mesh", "_meta", "_ndim", "_placements")
 
-    _mesh: Any
-    _placements: Placements
-    _ndim: int | None
     _meta: tuple[Any, Any, Any] | None
 
     def __new__(
@@ -193,41 +190,6 @@ class Layout:
         placements = tuple(REPLICATE if isinstance(p, Partial) else p for p in self._placements)
         return _interned(self._mesh, placements, self._ndim, self._meta)
 
-    # ------------------------------------------------------------------------------------------------------------ arithmetic
-    def repeat_num(self) -> int:
-        """How many ranks hold the same slice: the ranks of the mesh by the sizes of the mesh dims that cut.
-
-        Slices along ``interleaved_parallel`` lie on one rank and do not count.
-        """
-        virtual = self._virtual_dim()
-        used = [i for i, p in enumerate(self._placements) if isinstance(p, Shard) and i != virtual]
-        return len(self.rank_list) // math.prod(self._mesh.shape[i] for i in used)
-
-    def get_dim_split_num(self, dim: int) -> int:
-        """Into how many slices a tensor dim is cut."""
-        return math.prod(self._mesh.shape[i] for i in self._stacks(self._known_ndim("dim"))[dim])
-
-    def get_split_id(self, dim: int, rank: int) -> int:
-        """Which slice of a tensor dim a global rank holds; the outermost cut counts most. ValueError if it is not in the mesh."""
-        coordinate, number = self._coordinate(rank), 0
-        for i in self._stacks(self._known_ndim("dim"))[dim]:
-            number = number * self._mesh.shape[i] + coordinate[i]
-        return number
-
-    def slice_shape(self, global_shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
-        """The shape of a rank's slice (default: this rank), by the chunk rule."""
-        coordinate = self._coordinate(self._mesh.rank if rank is None else rank)
-        stacks = self._stacks(len(global_shape))
-        return block_of(tuple(global_shape), stacks, self._mesh.shape, coordinate)[0]
-
-    def get_global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the whole whose even slices have ``local_shape``."""
-        stacks = self._stacks(len(local_shape))
-        return tuple(
-            n * math.prod(self._mesh.shape[i] for i in stack)
-            for n, stack in zip(local_shape, stacks, strict=True)
-        )
-
     def set_tensor_meta(self, shape: Sequence[int], stride: Sequence[int] | None, dtype: Any) -> Layout:
         """The layout that also remembers these of a tensor: see :attr:`tensor_meta`."""
         meta = (tuple(shape), None if stride is None else tuple(stride), dtype)
@@ -238,20 +200,7 @@ class Layout:
         """(shape, stride, dtype) of a tensor, if they were set."""
         return self._meta
 
-    # ------------------------------------------------------------------------------------------------------------- internals
-    def _known_ndim(self, what: str) -> int:
-        if self._ndim is None:
-            raise ValueError(
-                f"{what} of {self} needs the number of tensor dims: make the layout with one alias per tensor dim, or call "
-                f"placement_to_tensor_map(ndim)"
-            )
-        return self._ndim
-
-    def _stacks(self, ndim: int) -> tuple[tuple[int, ...], ...]:
-        from hp_dtensor.spec import resolve
-
-        return stacks_of(resolve(self._mesh, self, ndim), self._mesh.shape, ndim)
-
+    # ------------------------------------------------------------------------------------------------------- the layout as value
     def _mesh_dim(self, axis: str | int) -> int:
         names = self.alias_name or ()
         if isinstance(axis, str) and axis in names:
@@ -261,21 +210,6 @@ class Layout:
         raise ValueError(
             f"{axis!r} is no mesh dim; the mesh dims are {', '.join(names) or len(self._mesh.shape)}"
         )
-
-    def _virtual_dim(self) -> int | None:
-        names = self.alias_name
-        return len(names) - 1 if names and names[-1] == "interleaved_parallel" else None
-
-    def _coordinate(self, rank: int) -> tuple[int, ...]:
-        ranks, shape, virtual = self.rank_list, self._mesh.shape, self._virtual_dim()
-        if rank not in ranks:
-            raise ValueError(f"rank {rank!r} is not in {self._mesh}; give one of its ranks")
-        place, coordinate = ranks.index(rank), []
-        for i in reversed(range(len(shape))):
-            size = 1 if i == virtual else shape[i]
-            coordinate.append(place % size)
-            place = place // size
-        return tuple(reversed(coordinate))
 
     def __repr__(self) -> str:
         if self._ndim is not None and self.alias_name is not None and not self.is_partial():

@@ -43,9 +43,10 @@ def redistributed(x: Any, mesh: Any, placements: Any, async_op: bool) -> Any:
     """
     spec: Spec = x._spec
     mesh = spec.mesh if mesh is None or mesh == spec.mesh else mesh
-    target = make_spec(mesh, (REPLICATE,) * len(mesh.shape) if placements is None else placements, spec.shape)
     if mesh is not spec.mesh:
         check_same_ranks(spec.mesh, mesh)
+    target = make_spec(mesh, (REPLICATE,) * len(mesh.shape) if placements is None else placements, spec.shape)
+    if mesh is not spec.mesh:
 
         def moved() -> Any:
             return x._wrap(move_to_mesh(x._local, spec, target), target)

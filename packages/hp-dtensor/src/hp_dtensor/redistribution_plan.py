@@ -103,12 +103,13 @@ def redistribute_plan(
         spec, itemsize = tensor._spec, platform.itemsize(tensor._local.dtype)
     mesh, wanted = mesh_and_placements(device_mesh, placements)
     mesh = spec.mesh if mesh is None or mesh == spec.mesh else mesh
+    if mesh is not spec.mesh:
+        check_same_ranks(spec.mesh, mesh)
     target = make_spec(mesh, (REPLICATE,) * len(mesh.shape) if wanted is None else wanted, spec.shape)
     title = f"{shown(spec.placements)} -> {shown(target.placements)} of {spec.shape}, {itemsize} bytes per element"
     if mesh is spec.mesh:
         steps = [_planned(spec, move, itemsize) for move in moves_between(spec, target)]
         return RedistributionPlan(title, tuple(steps))
-    check_same_ranks(spec.mesh, mesh)
     between = make_spec(spec.mesh, blockwise(spec.placements), spec.shape)
     landing = make_spec(mesh, blockwise(target.placements), spec.shape)
     steps = [

@@ -32,7 +32,7 @@ class Cut:
     @property
     def is_even(self) -> bool:
         """Whether blocks of equal size lie in the group's order: what the plain collectives take."""
-        return self.sizes[0] == self.sizes[-1] and self.positions == tuple(range(len(self.positions)))
+        return len(set(self.sizes)) == 1 and self.positions == tuple(range(len(self.positions)))
 
     @property
     def by_position(self) -> tuple[int, ...]:
