@@ -43,6 +43,8 @@ def build_dispatch(
         if skips.count and is_skipped(function, rule.name):
             return on_locals(function, args, kwargs)
         if kwargs or rule.binds:
+            if kwargs and kwargs.get("out") is not None:
+                return written_out(rule, function, args, dict(kwargs))
             args, kwargs = bound(rule, function, args, kwargs or {})
             if kwargs and kwargs.pop("inplace", False):
                 rule = rule.writing(function)
@@ -105,11 +107,36 @@ def build_dispatch(
                 return first
             return wrap(result, plan.output)
         if plan.is_direct and not rule.in_place:
-            result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)  # type: ignore[misc]
+            result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
             if result is first._local and plan.output is first._spec:
                 return first
             return wrap(result, plan.output)
         return run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+
+    def written_out(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``out=``: the result, written into a tensor that stays as it lies. No gradient is recorded, as of the framework's."""
+        out, platform = kwargs.pop("out"), get_platform()
+        value = dispatch(rule, function, args, kwargs)
+        if not (
+            isinstance(out, tensor_class)
+            and isinstance(value, tensor_class)
+            and out._spec.shape == value._spec.shape
+        ):
+            raise ValueError(
+                f"out= of {name_of(function)} must be a DTensor of the result's shape, got {type(out).__name__} of shape "
+                f"{tuple(getattr(out, 'shape', ()))}: use the result"
+            )
+        if platform.is_grad_enabled() and any(platform.requires_grad(x._local) for x in (out, value)):
+            raise ValueError(f"out= of {name_of(function)} records no gradient: use the result, or no_grad()")
+        if out._local.dtype != value._local.dtype:
+            raise ValueError(
+                f"out= of {name_of(function)} has dtype {platform.dtype_name(out._local.dtype)}, the result "
+                f"{platform.dtype_name(value._local.dtype)}: they must be equal"
+            )
+        platform.copy_(
+            out._local, run_moves(value._local, value._spec, moves_between(value._spec, out._spec))
+        )
+        return out
 
     def local_list(rule: Rule, function: Any, arg: tuple[Any, ...]) -> tuple[Any, list[Any]] | None:
         """Key and local values of a list with tensors; None if a plain tensor is among them."""
