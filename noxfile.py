@@ -118,6 +118,23 @@ def bench(session: nox.Session) -> None:
     environments.run(session, environment, "-m", "bench", *session.posargs)
 
 
+@nox.session(name="full-hp-dtensor", default=False)
+def full_hp_dtensor(session: nox.Session) -> None:
+    """Every rule of hp-dtensor in all combinations of placements, on torch; `-- -k softmax` for some of them."""
+    environment = environments.ensure(session, "torch")
+    rules = sorted(str(path) for path in Path("packages/hp-dtensor/tests").rglob("test_rules*.py"))
+    rules = [path for path in rules if "mindspore_only" not in path]
+    # A case with several tensors takes minutes where a sample takes milliseconds.
+    variables = {
+        "HP_TEST_BACKENDS": "torch",
+        "HP_REQUIRE_BACKENDS": "torch",
+        "HP_FULL_RULES": "1",
+        "HP_TEST_TIMEOUT_SCALE": "60",
+    }
+    spread = ("-n", "2", "--dist", "worksteal")
+    environments.run(session, environment, "-m", "pytest", *rules, *spread, *session.posargs, **variables)
+
+
 @nox.session(default=False)
 def train(session: nox.Session) -> None:
     """Train a small language model on real text, sharded over 4 processes: options after `--`, see `-- --help`."""

@@ -62,6 +62,10 @@ def _moment(name: str, *, is_root: bool, with_mean: bool) -> None:
             def run(local: Any, *_: Any) -> Any:
                 if mesh_dims:
                     return _across_ranks(local, x, dims, mesh_dims, correction, keepdim, is_root, with_mean)
+                if 0 in local.shape and 0 not in x.shape:
+                    # Neither has the result elements, and kernels warn of a division by 0.
+                    nothing = local_sum(local, dims, keepdim)
+                    return (nothing, nothing) if with_mean else nothing
                 return function(local, dim=dims or None, correction=correction, keepdim=keepdim)
 
             return run
