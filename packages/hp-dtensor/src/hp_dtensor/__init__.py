@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from hp_dtensor.creation import distribute_tensor as distribute_tensor
     from hp_dtensor.dfunction import DFunction as DFunction
     from hp_dtensor.distributed_module import distribute_module as distribute_module
+    from hp_dtensor.factories import arange as arange
+    from hp_dtensor.factories import empty as empty
+    from hp_dtensor.factories import full as full
+    from hp_dtensor.factories import ones as ones
+    from hp_dtensor.factories import rand as rand
+    from hp_dtensor.factories import randn as randn
+    from hp_dtensor.factories import zeros as zeros
+    from hp_dtensor.init.contexts import init_empty_weights as init_empty_weights
+    from hp_dtensor.init.contexts import init_on_device as init_on_device
+    from hp_dtensor.init.parameters import init_parameters as init_parameters
     from hp_dtensor.layout import Layout as Layout
     from hp_dtensor.native import DTensor as DTensor
     from hp_dtensor.pickling import rebuild_dtensor as rebuild_dtensor
@@ -66,15 +76,24 @@ _WHERE = {
     "ShardingPlan": "sharding_plan",
     "SkipDTensorDispatch": "skip_dispatch",
     "StridedShard": "placements",
+    "arange": "factories",
     "async_save": "checkpoint.background",
     "custom_shard": "sharded_function",
     "distribute_module": "distributed_module",
     "distribute_tensor": "creation",
+    "empty": "factories",
+    "full": "factories",
+    "init_empty_weights": "init.contexts",
+    "init_on_device": "init.contexts",
+    "init_parameters": "init.parameters",
     "load": "checkpoint.loading",
     "load_safetensors": "checkpoint.huggingface",
     "manual_seed": "random",
+    "ones": "factories",
     "parallelize_module": "styles.parallelized_module",
     "parallelize_value_and_grad": "value_and_grad",
+    "rand": "factories",
+    "randn": "factories",
     "random": ".",
     "rebuild_dtensor": "pickling",
     "redistribute_plan": "redistribution_plan",
@@ -83,6 +102,7 @@ _WHERE = {
     "shard_module": "sharded_module",
     "show": "picture",
     "transfer": "across_meshes",
+    "zeros": "factories",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

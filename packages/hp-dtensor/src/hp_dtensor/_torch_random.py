@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hp_dtensor import random
 from hp_dtensor._names.random import DRAWING
+from hp_dtensor._torch_bodies import body_of
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.rng.places import is_dtensor
 from hp_dtensor.rules import RULES
@@ -38,7 +39,7 @@ _RULES = {
     for home in (torch.Tensor, torch, torch.nn.functional)
     if hasattr(home, name)
 }
-_MAKERS = {torch.rand: random.rand, torch.randn: random.randn, torch.randint: random.randint}
+_MAKERS: dict[Any, Any] = {torch.rand: random.rand, torch.randn: random.randn, torch.randint: random.randint}
 
 
 class GlobalDraws(TorchFunctionMode):
@@ -55,10 +56,16 @@ class GlobalDraws(TorchFunctionMode):
             return _made(func, args, kwargs)
         rule = _RULES.get(func)
         if rule is None or is_dtensor(args[0] if args else kwargs.get("input")):
-            return func(*args, **kwargs)
+            # Functions written in Python ask whether a block is open and hand themselves over: what they call belongs to it.
+            body = body_of(func) if rule is None else None
+            if body is None:
+                return func(*args, **kwargs)
+            with self:
+                return body(*args, **kwargs)
         args, kwargs = rule.bind(args, kwargs)
         writes = kwargs.pop("inplace", False)
         outcome = rule.plan(*map(self._spec_of, args), **kwargs)
+        assert outcome.run is not None, f"rule {rule.name!r} draws, so it runs something of its own"
         result = outcome.run(*args, **kwargs)
         return args[0].copy_(result) if writes else result
 

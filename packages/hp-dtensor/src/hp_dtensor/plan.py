@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from hp_dtensor.empty import without_elements
+from hp_dtensor.no_elements import without_elements
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
 from hp_dtensor.planning import Move
@@ -71,7 +71,7 @@ class Plan:
         if self.run is None and self.prepare is not None:
             local = self.prepare(local)
         run = self.run or (function if self.around is None else self.around(function))
-        # See [Note: empty pieces] in hp_dtensor.empty.
+        # See [Note: empty pieces] in hp_dtensor.no_elements.
         return (without_elements(run) if self.is_empty else run)(*local, **kwargs)
 
 

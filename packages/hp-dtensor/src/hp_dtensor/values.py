@@ -110,7 +110,23 @@ class ValueMethods(DTensorBase):
         """Ones of any shape, Replicate on this tensor's mesh, with its dtype and device unless given."""
         return self._new(1, size, dtype, device, requires_grad)
 
-    def _new(self, value: int, size: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
+    def new_full(
+        self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Any:
+        """One value in any shape, Replicate on this tensor's mesh, with its dtype and device unless given."""
+        return self._new(fill_value, (size,), dtype, device, requires_grad)
+
+    def new_tensor(
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Any:
+        """A copy of ``data``, equal on all ranks, Replicate on this tensor's mesh, with its dtype and device unless given."""
+        platform = get_platform()
+        where = str(device or platform.device_of(self._local))
+        local = platform.tensor(data, self._local.dtype if dtype is None else dtype, where)
+        made = self._wrap(local, _replicated(self._spec, tuple(local.shape)))
+        return made.requires_grad_(True) if requires_grad else made
+
+    def _new(self, value: Any, size: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
         platform = get_platform()
         dtype = self._local.dtype if dtype is None else dtype

@@ -27,15 +27,24 @@ if TYPE_CHECKING:
     from hp_dtensor import ShardingPlan as ShardingPlan
     from hp_dtensor import SkipDTensorDispatch as SkipDTensorDispatch
     from hp_dtensor import StridedShard as StridedShard
+    from hp_dtensor import arange as arange
     from hp_dtensor import async_save as async_save
     from hp_dtensor import custom_shard as custom_shard
     from hp_dtensor import distribute_module as distribute_module
     from hp_dtensor import distribute_tensor as distribute_tensor
+    from hp_dtensor import empty as empty
+    from hp_dtensor import full as full
+    from hp_dtensor import init_empty_weights as init_empty_weights
+    from hp_dtensor import init_on_device as init_on_device
+    from hp_dtensor import init_parameters as init_parameters
     from hp_dtensor import load as load
     from hp_dtensor import load_safetensors as load_safetensors
     from hp_dtensor import manual_seed as manual_seed
+    from hp_dtensor import ones as ones
     from hp_dtensor import parallelize_module as parallelize_module
     from hp_dtensor import parallelize_value_and_grad as parallelize_value_and_grad
+    from hp_dtensor import rand as rand
+    from hp_dtensor import randn as randn
     from hp_dtensor import rebuild_dtensor as rebuild_dtensor
     from hp_dtensor import redistribute_plan as redistribute_plan
     from hp_dtensor import save as save
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from hp_dtensor import shard_module as shard_module
     from hp_dtensor import show as show
     from hp_dtensor import transfer as transfer
+    from hp_dtensor import zeros as zeros
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
@@ -83,11 +93,14 @@ _WHERE = {
     "SkipDTensorDispatch": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
     "StridedShard": "hp_dtensor",
+    "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
     "custom_shard": "hp_dtensor",
     "destroy_process_group": "hp_platform",
     "distribute_module": "hp_dtensor",
     "distribute_tensor": "hp_dtensor",
+    "empty": "hp_dtensor",
+    "full": "hp_dtensor",
     "fully_shard": "hp_fsdp",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
@@ -96,13 +109,19 @@ _WHERE = {
     "get_platform": "hp_platform",
     "get_process_group_ranks": "hp_platform",
     "init_device_mesh": "hp_platform",
+    "init_empty_weights": "hp_dtensor",
+    "init_on_device": "hp_dtensor",
+    "init_parameters": "hp_dtensor",
     "init_process_group": "hp_platform",
     "load": "hp_dtensor",
     "load_safetensors": "hp_dtensor",
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
+    "ones": "hp_dtensor",
     "parallelize_module": "hp_dtensor",
     "parallelize_value_and_grad": "hp_dtensor",
+    "rand": "hp_dtensor",
+    "randn": "hp_dtensor",
     "rebuild_dtensor": "hp_dtensor",
     "redistribute_plan": "hp_dtensor",
     "save": "hp_dtensor",
@@ -112,6 +131,7 @@ _WHERE = {
     "show": "hp_dtensor",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
+    "zeros": "hp_dtensor",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

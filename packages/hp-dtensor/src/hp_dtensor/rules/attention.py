@@ -85,7 +85,7 @@ def scaled_dot_product_attention(
     )
     assert found.output is not None
     shape, offset = _piece(found.output, result.shape, q)
-    if 0 in shape:  # see [Note: empty pieces] in hp_dtensor.empty: fused kernels refuse no heads
+    if 0 in shape:  # see [Note: empty pieces] in hp_dtensor.no_elements: fused kernels refuse no heads
         return replace(found, run=lambda *local, **_: zeros_of_product(shape, local[:3]))
     steps: list[Prepare] = []
     if is_grouped:

@@ -97,7 +97,7 @@ def _convolved(
 
 
 def _of_nothing(shape: tuple[int, ...], at: int) -> Callable[..., Any]:
-    """See [Note: empty pieces] in hp_dtensor.empty: kernels refuse no channels."""
+    """See [Note: empty pieces] in hp_dtensor.no_elements: kernels refuse no channels."""
 
     def run(x: Any, weight: Any, bias: Any = None, *_: Any) -> Any:
         zeros = zeros_of_product(shape, [x, weight])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hp_dtensor.empty import zeros_from
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.registry import Outcome, Placements, Result

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.empty import zeros_from
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape, pointwise
@@ -106,7 +106,7 @@ def _sums(each: Placements) -> Placements:
 
 
 def _summed(call: Run, local: Sequence[Any], divisor: Any) -> Tensor:
-    """The local sum, divided. See [Note: empty pieces] in hp_dtensor.empty."""
+    """The local sum, divided. See [Note: empty pieces] in hp_dtensor.no_elements."""
     tensors = [x for x in local if get_platform().is_tensor(x)]
     if 0 in tensors[0].shape:
         platform = get_platform()

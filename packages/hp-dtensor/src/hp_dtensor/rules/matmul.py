@@ -54,7 +54,7 @@ def contraction(
 def of_nothing(found: Outcome, operands: Sequence[Operand]) -> Outcome:
     """The outcome where this rank has nothing to contract: its summand is zero, plus what is added.
 
-    Frameworks are not asked: see [Note: empty pieces] in hp_dtensor.empty.
+    Frameworks are not asked: see [Note: empty pieces] in hp_dtensor.no_elements.
     """
     assert found.output is not None
     shape = local_shape(operands[0].spec, found.output, found.shape)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hp_dtensor.empty import zeros_from
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.rules.convolution import each
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
 from hp_dtensor.rules.registry import Outcome, rule
@@ -25,7 +25,7 @@ def _resized(x: Spec, places: tuple[int, ...], *, is_linear: bool, num_results: 
         return found
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
-        # See [Note: empty pieces] in hp_dtensor.empty: kernels refuse no channels.
+        # See [Note: empty pieces] in hp_dtensor.no_elements: kernels refuse no channels.
         platform = get_platform()
         device = platform.device_of(local)
         values = zeros_from(platform.zeros(shape, local.dtype, device), [local])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.empty import zeros_from
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, Partial, Placement, Shard
 from hp_dtensor.rules.along import SUMS, checked_keepdim, dims_of, dropped, lying, shape_without
 from hp_dtensor.rules.registry import Outcome, rule
@@ -160,7 +160,7 @@ def as_floating(local: Tensor, dtype: Any, name: str) -> Tensor:
 
 
 def local_sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
-    """See [Note: empty pieces] in hp_dtensor.empty."""
+    """See [Note: empty pieces] in hp_dtensor.no_elements."""
     platform = get_platform()
     if not dims:
         return local + 0

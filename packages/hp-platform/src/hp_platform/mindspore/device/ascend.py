@@ -19,5 +19,6 @@ class AscendDevice(AcceleratorDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
+            "deferred_init",
         }
     )

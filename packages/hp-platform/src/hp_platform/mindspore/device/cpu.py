@@ -20,6 +20,7 @@ class CpuDevice(HostDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
+            "deferred_init",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )

@@ -20,5 +20,6 @@ class GpuDevice(AcceleratorDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
+            "deferred_init",
         }
     )
