@@ -80,13 +80,12 @@ def _step(
     turn = [
         kind.distribute(f(angles).to(dtype)[:, None], mesh, [kind.replicate]) for f in (torch.cos, torch.sin)
     ]
-    backend = torch.nn.attention.SDPBackend
-    # torch's own has no rule for the fused attention of CPUs.
-    fused = torch.nn.attention.sdpa_kernel(backend.MATH) if device == "cpu" else nullcontext()
+    attention = torch.nn.attention
 
     def step() -> None:
-        with fused if device == "cuda" else torch.nn.attention.sdpa_kernel(backend.MATH):
-            y = _layer(kind, x, weights, turn, (num_heads, num_groups, head))
+        # torch's own has no rule for the fused attention of CPUs, and none for a causal mask there.
+        with nullcontext() if device == "cuda" else attention.sdpa_kernel(attention.SDPBackend.MATH):
+            y = _layer(kind, x, weights, turn, (num_heads, num_groups, head), is_causal=device == "cuda")
         y.float().square().mean().backward()
         x.grad = None
         for weight in weights.values():
@@ -95,7 +94,15 @@ def _step(
     return step
 
 
-def _layer(kind: Kind, x: Any, weights: dict[str, Any], turn: list[Any], heads: tuple[int, int, int]) -> Any:
+def _layer(
+    kind: Kind,
+    x: Any,
+    weights: dict[str, Any],
+    turn: list[Any],
+    heads: tuple[int, int, int],
+    *,
+    is_causal: bool,
+) -> Any:
     functional = kind.torch.nn.functional
     num_heads, num_groups, head = heads
     batch, length, model = x.shape
@@ -113,7 +120,7 @@ def _layer(kind: Kind, x: Any, weights: dict[str, Any], turn: list[Any], heads: 
     q, k = rotated(projected(h, "q", num_heads)), rotated(projected(h, "k", num_groups))
     v = projected(h, "v", num_groups)
     k, v = (y.repeat_interleave(num_heads // num_groups, 2) for y in (k, v))
-    a = functional.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=True)
+    a = functional.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=is_causal)
     a = a.transpose(1, 2).reshape(batch, length, model)
     x = x + functional.linear(a, weights["o"]).redistribute(placements=sequence)
     h = functional.rms_norm(x, (model,), weights["second norm"]).redistribute(placements=[kind.replicate])
