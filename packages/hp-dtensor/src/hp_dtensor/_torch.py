@@ -20,6 +20,7 @@ from hp_dtensor._torch_autograd import AutogradMethods
 from hp_dtensor._torch_bodies import body_of
 from hp_dtensor._torch_checkpoint import CheckpointMethods
 from hp_dtensor._torch_data import DataMethods
+from hp_dtensor._torch_dynamo import functions_of, run_uncompiled
 from hp_dtensor._torch_tables import method_names, method_of, table
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
@@ -120,7 +121,7 @@ def _tensors(nest: Any) -> list[DTensor]:
 _define_methods()
 ANSWERS = answers(DTensor)
 """Function of torch -> what answers it instead of a rule."""
-DTensor.__torch_function__.__func__._torchdynamo_disable = True  # type: ignore[attr-defined]
+run_uncompiled((_dispatch, *functions_of(DTensor, torch.Tensor)))
 _torch_bridge.install(DTensor)
 for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
     # Else optimizers and clip_grad_norm_ would go parameter by parameter, as torch's own DTensor tells them, too.

@@ -12,6 +12,7 @@ import torch
 
 from hp_dtensor._torch_context import unwrapped
 from hp_dtensor.base import DTensorBase
+from hp_dtensor.cotangents import gradient_of_dtensor
 from hp_dtensor.gradients import GradientMethods
 from hp_dtensor.marks import whole_gradient
 
@@ -87,7 +88,9 @@ def grad(
     locals_, seeds = _starts(outputs, grad_outputs)
     found = torch.autograd.grad(locals_, _locals_of(inputs), seeds, **options)
     return tuple(
-        x._wrap(g, x._spec.grad) if g is not None and isinstance(x, DTensorBase) else g
+        x._wrap(gradient_of_dtensor(g, x._spec), x._spec.grad)
+        if g is not None and isinstance(x, DTensorBase)
+        else g
         for x, g in zip(inputs, found, strict=True)
     )
 

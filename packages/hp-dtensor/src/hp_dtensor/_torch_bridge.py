@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hp_dtensor._torch_context import Call, Context, unwrapped
+from hp_dtensor._torch_dynamo import run_uncompiled
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.placements import REPLICATE
 
@@ -37,6 +38,7 @@ def install(tensor_class: type) -> None:
                 return _on_dtensors(cls, args, kwargs)
         return _original(cls, *args, **kwargs)
 
+    run_uncompiled([_on_dtensors])
     apply.__doc__ = Function.apply.__doc__
     Function.apply = classmethod(apply)
 
@@ -113,11 +115,11 @@ class _Node:
         call: Call = self._hp_call
 
         def on_dtensors(grad_inputs: Any, grad_outputs: Any) -> Any:
-            given = call.gradients_of_inputs(grad_inputs[1:])
+            given = call.gradients_of_inputs(grad_inputs)
             result = hook(given, call.gradients_of_outputs(grad_outputs))
-            if result is None:
-                return None
-            return None, *call.local_gradients(_as_tuple(result), None, "a hook")
+            return (
+                None if result is None else call.local_gradients_of_hook(_as_tuple(result), call.of_tensors)
+            )
 
         return super().register_hook(on_dtensors)  # type: ignore[misc]
 
@@ -127,7 +129,7 @@ class _Node:
 
         def on_dtensors(grad_outputs: Any) -> Any:
             result = hook(call.gradients_of_outputs(grad_outputs))
-            return None if result is None else call.local_output_gradients(_as_tuple(result))
+            return None if result is None else call.local_gradients_of_hook(_as_tuple(result), call.outputs)
 
         return super().register_prehook(on_dtensors)  # type: ignore[misc]
 

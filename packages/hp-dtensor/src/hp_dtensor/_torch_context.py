@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from hp_dtensor.cotangents import gradient_of_dtensor
 from hp_dtensor.dtensor import DTensorMethods
+from hp_dtensor.gradients import local_gradient
 
 
 def unwrapped(x: Any) -> Any:
@@ -21,12 +25,14 @@ def spec_of(x: Any) -> Any:
 class Call:
     """One call of a foreign Function: where its inputs, outputs and saved tensors lie (None for what is no DTensor)."""
 
-    __slots__ = ("args", "inputs", "kwargs", "outputs", "saved", "wrap")
+    __slots__ = ("args", "inputs", "kwargs", "of_tensors", "outputs", "saved", "wrap")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
         self.wrap = next(x for x in args if isinstance(x, DTensorMethods))._wrap
         self.inputs = tuple(map(spec_of, args))
+        self.of_tensors = tuple(spec_of(x) for x in args if isinstance(x, torch.Tensor))
+        """Of the inputs that are tensors at all: hooks of nodes see the gradients of those."""
         self.outputs: tuple[Any, ...] = ()
         self.saved: tuple[Any, ...] = ()
 
@@ -40,53 +46,42 @@ class Call:
 
     def gradients_of_inputs(self, grads: Sequence[Any]) -> tuple[Any, ...]:
         """DTensors of the local gradients that leave."""
-        return self._wrapped(grads, self.inputs)
+        return self._wrapped(grads, self.of_tensors)
 
-    def local_gradients(self, grads: tuple[Any, ...], needed: Any, giver: str) -> tuple[Any, ...]:
+    def local_gradients(self, grads: tuple[Any, ...], needed: Sequence[bool], giver: str) -> tuple[Any, ...]:
         """What the user's backward gave, as local tensors that lie as the inputs' gradients must."""
-        extra = grads[len(self.inputs) :]
-        if any(g is not None for g in extra):
-            raise RuntimeError(
+        if any(g is not None for g in grads[len(self.inputs) :]):
+            raise ValueError(
                 f"backward of {giver} returned {len(grads)} gradients for {len(self.inputs)} inputs: give one each"
             )
-        rest = (None,) * (len(self.inputs) - len(grads))
+        grads = (*grads, *(None,) * (len(self.inputs) - len(grads)))
         return tuple(
-            _local_gradient(g, spec, f"the gradient of input {i} by {giver}")
-            if needed is None or needed[i]
-            else None
-            for i, (g, spec) in enumerate(zip((*grads, *rest), self.inputs, strict=False))
+            _local_gradient(g, spec, f"the gradient of input {i} by {giver}") if wanted else None
+            for i, (g, spec, wanted) in enumerate(zip(grads, self.inputs, needed, strict=False))
         )
 
-    def local_output_gradients(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for what a hook makes of the outputs' gradients."""
+    def local_gradients_of_hook(self, grads: tuple[Any, ...], specs: Sequence[Any]) -> tuple[Any, ...]:
+        """The same for what a hook makes of gradients."""
         return tuple(
-            _local_gradient(g, spec, f"the gradient of output {i} by a hook")
-            for i, (g, spec) in enumerate(zip(grads, self.outputs, strict=True))
+            _local_gradient(g, spec, f"gradient {i} by a hook")
+            for i, (g, spec) in enumerate(zip(grads, specs, strict=True))
         )
 
     def _wrapped(self, grads: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
-            g if g is None or spec is None else self.wrap(g, spec.grad)
+            g if g is None or spec is None else self.wrap(gradient_of_dtensor(g, spec), spec.grad)
             for g, spec in zip(grads, specs, strict=True)
         )
 
 
 def _local_gradient(gradient: Any, spec: Any, what: str) -> Any:
-    if gradient is None:
-        return None
-    is_dtensor = isinstance(gradient, DTensorMethods)
-    if spec is None:
-        if is_dtensor:
-            raise RuntimeError(
-                f"{what}, which is a plain tensor, is a DTensor: give its to_local() or full_tensor()"
-            )
-        return gradient
-    if not is_dtensor or gradient._spec.shape != spec.shape:
-        raise RuntimeError(
-            f"{what} must be a DTensor of shape {spec.shape}, as the input is; got {gradient!r}: give a DTensor "
-            f"(placements may differ), or None"
+    if spec is not None:
+        return local_gradient(gradient, spec, what)
+    if isinstance(gradient, DTensorMethods):
+        raise ValueError(
+            f"{what}, which is a plain tensor, is a DTensor: give its to_local() or full_tensor()"
         )
-    return gradient.redistribute(placements=spec.grad.placements)._local
+    return gradient
 
 
 class Context:

@@ -52,5 +52,4 @@ def method_of(function: Any, rule: Any, dispatch: Callable[..., Any]) -> Callabl
         return dispatch(rule, function, args, kwargs)
 
     method.__name__, method.__doc__ = function.__name__, function.__doc__
-    method._torchdynamo_disable = True  # type: ignore[attr-defined]
     return method

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.base import DTensorBase
+from hp_dtensor.cotangents import gradient_for_local, gradient_of_dtensor
 from hp_dtensor.marks import whole_gradient
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement
 from hp_dtensor.spec import Spec, make_spec, shown
@@ -94,7 +95,8 @@ class GradientMethods(DTensorBase):
             raise ValueError(
                 f"gradient has shape {gradient._spec.shape}, the tensor {self._spec.shape}: they must be equal"
             )
-        return x._local, gradient.redistribute(placements=x._spec.grad.placements)._local
+        seed = gradient.redistribute(placements=x._spec.grad.placements)._local
+        return x._local, gradient_for_local(seed, x._spec)
 
     def _without_averages(self) -> Any:
         """Averages made sums, other reductions made whole.
@@ -114,10 +116,11 @@ class GradientMethods(DTensorBase):
         It may return another one, a DTensor in any placements. The handle's ``remove()`` takes the hook away.
         """
         whole_gradient(self, "register_hook")
-        spec, wrap = self._spec.grad, self._wrap
+        spec, wrap = self._spec, self._wrap
 
         def on_dtensor(gradient: Tensor) -> Tensor | None:
-            return local_gradient(hook(wrap(gradient, spec)), spec, "the gradient that a hook returns")
+            given = wrap(gradient_of_dtensor(gradient, spec), spec.grad)
+            return local_gradient(hook(given), spec, "the gradient that a hook returns")
 
         return get_platform().register_tensor_hook(self._local, on_dtensor)
 
@@ -132,15 +135,14 @@ class GradientMethods(DTensorBase):
 
 
 def local_gradient(gradient: Any, spec: Spec, what: str) -> Tensor | None:
-    """A gradient that the user's code gave, as the local tensor of a gradient of ``spec``. ValueError if it is none."""
+    """A gradient that the user's code gave for a DTensor of ``spec``, for the graph of local tensors. ValueError if it is none."""
     if gradient is None:
         return None
     if not isinstance(gradient, DTensorBase) or gradient._spec.shape != spec.shape:
         raise ValueError(
             f"{what} must be a DTensor of shape {spec.shape}, in any placements; got {gradient!r}"
         )
-    local: Tensor = gradient.redistribute(placements=spec.placements)._local
-    return local
+    return gradient_for_local(gradient.redistribute(placements=spec.grad.placements)._local, spec)
 
 
 def _sum_or_whole(placement: Placement) -> Placement:

@@ -21,6 +21,7 @@ from hp_platform.testing import World, assert_parity, count_collectives, distrib
 TORCH = ("torch", "cuda")
 # Elementwise functions and single products, in float64.
 TOLERANCE = 1e-12
+ROWS = Shard(0)
 
 
 def _mesh(world: World) -> DeviceMesh:
@@ -32,7 +33,7 @@ def _whole(world: World, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(world.device)
 
 
-def _parameter(world: World, *shape: int, at: Placement = Shard(0)) -> Any:
+def _parameter(world: World, *shape: int, at: Placement = ROWS) -> Any:
     return nn.Parameter(distribute_tensor(_whole(world, *shape), _mesh(world), [at]))
 
 
@@ -88,7 +89,7 @@ def test_a_module_moves_between_dtypes_and_devices(world: World, swap: bool) -> 
         module.to(torch.float32)
         assert module.weight is weight and weight.dtype == weight.grad.dtype == torch.float32
         assert isinstance(weight, nn.Parameter) and weight.requires_grad and weight.shape == (3, 5)
-        assert list(torch._C._group_tensors_by_device_and_dtype([[weight]], False))[0][1] == torch.float32
+        assert next(iter(torch._C._group_tensors_by_device_and_dtype([[weight]], False)))[1] == torch.float32
         assert_parity(weight, values.float(), exact=True)
         _loss(module.double(), world).backward()
         module.zero_grad()
