@@ -119,7 +119,8 @@ def _layer(
     h = functional.rms_norm(x, (model,), weights["first norm"]).redistribute(placements=[kind.replicate])
     q, k = rotated(projected(h, "q", num_heads)), rotated(projected(h, "k", num_groups))
     v = projected(h, "v", num_groups)
-    k, v = (y.repeat_interleave(num_heads // num_groups, 2) for y in (k, v))
+    # Every head of keys and values as often as heads of queries share it; a view until it is flattened.
+    k, v = (y.unsqueeze(3).expand(-1, -1, -1, num_heads // num_groups, -1).flatten(2, 3) for y in (k, v))
     a = functional.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=is_causal)
     a = a.transpose(1, 2).reshape(batch, length, model)
     x = x + functional.linear(a, weights["o"]).redistribute(placements=sequence)
