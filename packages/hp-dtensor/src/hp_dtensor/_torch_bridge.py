@@ -20,9 +20,9 @@ from hp_dtensor._torch_context import Call, Context, unwrapped
 from hp_dtensor._torch_dynamo import run_uncompiled
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.placements import REPLICATE
+from hp_dtensor.skip_dispatch import is_skipped, on_locals
 
-_STORED = inspect.getattr_static(Function, "apply")
-"""A classmethod, or a descriptor of C."""
+_STORED = inspect.getattr_static(Function, "apply")  # a classmethod, or a descriptor of C
 _original: Callable[..., Any] = getattr(_STORED, "__func__", None) or (
     lambda cls, *args, **kwargs: _STORED.__get__(None, cls)(*args, **kwargs)
 )
@@ -44,6 +44,8 @@ def install(tensor_class: type) -> None:
 
 
 def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_skipped(cls):
+        return on_locals(lambda *local, **rest: _original(cls, *local, **rest), args, kwargs)
     if _has_setup(cls):
         bound = inspect.signature(cls.forward).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -115,8 +117,7 @@ class _Node:
         call: Call = self._hp_call
 
         def on_dtensors(grad_inputs: Any, grad_outputs: Any) -> Any:
-            given = call.gradients_of_inputs(grad_inputs)
-            result = hook(given, call.gradients_of_outputs(grad_outputs))
+            result = hook(call.gradients_of_inputs(grad_inputs), call.gradients_of_outputs(grad_outputs))
             return (
                 None if result is None else call.local_gradients_of_hook(_as_tuple(result), call.of_tensors)
             )

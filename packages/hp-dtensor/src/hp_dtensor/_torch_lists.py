@@ -10,6 +10,8 @@ import torch
 
 from hp_dtensor import foreach
 from hp_dtensor._names.foreach import ELEMENTWISE, FUSED
+from hp_dtensor.skip_dispatch import is_skipped, on_locals
+from hp_platform import _process
 
 
 def handlers() -> dict[Any, Callable[..., Any]]:
@@ -26,7 +28,16 @@ def handlers() -> dict[Any, Callable[..., Any]]:
     found[torch._foreach_norm] = _norms
     check = torch._amp_foreach_non_finite_check_and_unscale_
     found[check] = partial(foreach.unscale, check)
-    return found
+    return {function: _unless_skipped(function, handler) for function, handler in found.items()}
+
+
+def _unless_skipped(function: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _process.open_skips.count and is_skipped(function):
+            return on_locals(function, args, kwargs)
+        return handler(*args, **kwargs)
+
+    return run
 
 
 def _elementwise(function: Any, *, writes: bool) -> Callable[..., Any]:

@@ -256,3 +256,11 @@ def test_a_summand_is_not_handed_out_alone(world: World) -> None:
     placed = shard_module(lambda x: x.sum(0), mesh, ShardingPlan(return_local_tensor=[""]))
     with pytest.raises(ValueError, match=r"it is \(Partial\('sum'\),\).*give it a spec in output_plan"):
         placed(distribute_tensor(tensor(world, 4), mesh, [S0]))
+
+
+@distributed(world_size=2, backends=("mindspore",))
+def test_where_a_dtensor_cannot_be_a_parameter_this_is_said(world: World) -> None:
+    with pytest.raises(
+        NotImplementedError, match="mindspore .*: a DTensor cannot be a parameter of a module; keep"
+    ):
+        shard_module(make(world, "MLP"), make_mesh(world), ShardingPlan({"up.weight": [S0]}))
