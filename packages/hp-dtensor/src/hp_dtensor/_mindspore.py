@@ -37,9 +37,13 @@ class DTensor(DTensorMethods, CheckpointMethods, mindspore.Tensor):
     @classmethod
     def __fallback__(cls, func: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every function of MindSpore that meets a DTensor."""
-        rule = TABLE.get(func.name)
+        rule, function = TABLE.get(func.name), _RIGHT.get(func.name, func)
+        if rule is not None and args and isinstance(args[0], mindspore.ops.Primitive):
+            # A primitive that is an object comes with itself, its name and its arguments.
+            primitive, name, args = args
+            function = _RIGHT.get(func.name, lambda *local: func(primitive, name, local))
         if rule is not None:
-            return _dispatch(rule, _RIGHT.get(func.name, func), args, kwargs)
+            return _dispatch(rule, function, args, kwargs)
         if _process.open_skips.count and is_skipped(func):
             return on_locals(func, args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple

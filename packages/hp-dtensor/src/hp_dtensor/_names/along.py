@@ -20,7 +20,8 @@ IN_PLACE: Final[dict[str, str]] = {"cumsum": "cumsum_", "cumulative": "cumprod_"
 
 PRIMITIVES: Final[dict[str, str]] = {
     "softmax": "Softmax LogSoftmax LogSoftmaxExt",
-    "cumsum": "CumsumExt",
+    "cumsum": "CumsumExt CumSum",
+    "cumulative": "CumProd",
     "cumulative_extreme": "Cummax",
     "topk": "TopkExt",
     "sort": "SortExt",

@@ -12,4 +12,4 @@ FUNCTIONS: Final[dict[str, str]] = {
     "cosine_similarity": "cosine_similarity",
 }
 
-PRIMITIVES: Final[dict[str, str]] = {"layer_norm": "LayerNormExt", "group_norm": "GroupNorm"}
+PRIMITIVES: Final[dict[str, str]] = {"layer_norm": "LayerNormExt"}

@@ -32,7 +32,7 @@ FUNCTIONS: Final[dict[str, str]] = {
 PRIMITIVES: Final[dict[str, str]] = {
     "sum": "SumExt ReduceSum",
     "mean": "MeanExt ReduceMean",
-    "prod": "ProdExt",
+    "prod": "ProdExt ReduceProd",
     "nansum": "Nansum",
     "any": "AnyExt ReduceAny",
     "all": "AllExt ReduceAll",

@@ -76,12 +76,12 @@ def neutral(
 
 def _is_linear(options: Sequence[Any]) -> bool:
     """Options that are given, such as a dtype, convert the elements first: that is no longer linear."""
-    return all(option is None for option in options)
+    return all(option is None or option is False for option in options)
 
 
 def _given(options: Sequence[Any]) -> Any:
     """The one option that there may be."""
-    return next((option for option in options if option is not None), None)
+    return next((option for option in options if option is not None and option is not False), None)
 
 
 @rule("sum", params=("input", ("dim", None), ("keepdim", False)))
