@@ -74,7 +74,7 @@ def materialise(x: torch.Tensor, device: str) -> None:
         device = get_platform().device(x.device_mesh.device_type).current()
     made = torch.empty_like(local, device=device, requires_grad=False)
     if made.is_floating_point():
-        made.fill_(float("nan"))
+        get_platform().fill_(made, float("nan"))
     made.requires_grad_(local.requires_grad)
     if is_dtensor(x):
         x._local = made
@@ -113,4 +113,4 @@ def copy_of(x: torch.Tensor) -> torch.Tensor:
 
 def put_back(x: torch.Tensor, values: torch.Tensor) -> None:
     """Write this rank's values."""
-    local_of(x).detach().copy_(values)
+    get_platform().copy_(local_of(x), values)

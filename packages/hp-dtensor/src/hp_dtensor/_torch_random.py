@@ -67,7 +67,9 @@ class GlobalDraws(TorchFunctionMode):
         outcome = rule.plan(*map(self._spec_of, args), **kwargs)
         assert outcome.run is not None, f"rule {rule.name!r} draws, so it runs something of its own"
         result = outcome.run(*args, **kwargs)
-        return args[0].copy_(result) if writes else result
+        if not writes:
+            return result
+        return args[0].copy_(result)  # lint: allow in-place-method: torch records it for backward
 
     def _spec_of(self, x: Any) -> Any:
         return make_spec(self._mesh, (REPLICATE,), tuple(x.shape)) if isinstance(x, torch.Tensor) else x
