@@ -14,6 +14,7 @@ import mindspore
 
 from hp_dtensor import _names
 from hp_dtensor._mindspore_checkpoint import CheckpointMethods
+from hp_dtensor._mindspore_parameter import ParameterMethods
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -25,8 +26,15 @@ from hp_platform import _process, get_platform
 _EMPTY = mindspore.Tensor([])
 
 
-class DTensor(DTensorMethods, CheckpointMethods, mindspore.Tensor):
+class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Tensor):
     """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
+
+    def __new__(cls, dtensor: DTensor) -> DTensor:
+        """A leaf over the same local tensor: what ``mindspore.Parameter(dtensor)`` is made of."""
+        x = mindspore.Tensor._make_subclass(cls, _EMPTY)
+        x._local, x._spec = get_platform().detach(dtensor._local), dtensor._spec
+        x._marks, x._grad_dtensor = None, None
+        return x
 
     @staticmethod
     def _wrap(local: mindspore.Tensor, spec: Spec) -> DTensor:

@@ -21,6 +21,7 @@ from hp_dtensor._torch_bodies import body_of
 from hp_dtensor._torch_checkpoint import CheckpointMethods
 from hp_dtensor._torch_data import DataMethods
 from hp_dtensor._torch_dynamo import functions_of, run_uncompiled
+from hp_dtensor._torch_interop import InteropMethods
 from hp_dtensor._torch_tables import method_names, method_of, table
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
@@ -39,7 +40,7 @@ class _Caches(torch.Tensor):
     __slots__ = ("_grad_dtensor", "_marks")
 
 
-class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, _Caches):
+class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, InteropMethods, _Caches):
     """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
 
     __slots__ = ("_local", "_spec")

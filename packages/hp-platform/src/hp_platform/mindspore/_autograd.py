@@ -94,6 +94,7 @@ class MindSporeAutogradOps:
         retain_graph: bool = False,
     ) -> None:
         """Gradients into the leaves."""
+        tensors, grads = _inner(tensors, grads)
         starts = _starts(tensors, grads, "backward", "grads")
         # See [Note: gradients of leaves].
         hooks = [node.register_prehook(_copy_incoming) for node in _private.leaf_nodes(tensors)]
@@ -205,6 +206,20 @@ class MindSporeAutogradOps:
         """Writes inside do not count."""
         context: AbstractContextManager[Any] = _private.preserve_version(xs)
         return context
+
+
+def _inner(tensors: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+    """Where tensors that stand for local ones (hp-dtensor's) start, with which gradients: the graph knows the local ones only."""
+    if not any(hasattr(x, "_start_of_backward") for x in tensors):
+        return tensors, grads
+    given: Sequence[Any] = [None] * len(tensors) if grads is None else grads
+    pairs = [
+        x._start_of_backward(g)
+        if hasattr(x, "_start_of_backward")
+        else (x, _starts([x], None if g is None else [g], "backward", "grads")[0])
+        for x, g in zip(tensors, given, strict=True)
+    ]
+    return [x for x, _ in pairs], [g for _, g in pairs]
 
 
 def _copy_incoming(grads: tuple[mindspore.Tensor, ...]) -> tuple[mindspore.Tensor, ...]:
