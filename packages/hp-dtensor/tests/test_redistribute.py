@@ -212,3 +212,37 @@ def test_distribute_keeps_leaves_dtypes_and_uses_the_current_mesh(world: World) 
     assert platform.dtype_name(whole.dtype) == "int32"
     platform.copy_(platform.detach(full), _full(world, (4, 2), 50))
     assert_parity(x.full_tensor(), _full(world, (4, 2)), exact=True, name="owns its memory")
+
+
+@distributed(world_size=4, backends=("torch", "cuda"))
+def test_faults_that_others_reported(world: World) -> None:
+    """Rows 17, 18 and 20 of our list of pitfalls."""
+    line, grid, p = _mesh(world, (4,)), _mesh(world, (2, 2)), world.platform
+    # Ten rows on four ranks: the ranks agree on the global shape, or all of them are told.
+    rows = [3, 3, 3, 1][world.rank]
+    assert DTensor.from_local(p.zeros((rows, 2), _real(world), world.device), line, [Shard(0)]).shape == (
+        10,
+        2,
+    )
+    other = p.zeros(([2, 3, 3, 2][world.rank], 2), _real(world), world.device)
+    with pytest.raises(ValueError, match="which are not the chunks of one tensor"):
+        DTensor.from_local(other, line, [Shard(0)])
+    # A view whose rows are no rows of the shards.
+    full = _full(world, (12, 8))
+    x = distribute_tensor(full, line, [Shard(1)]).reshape((-1, 6))
+    assert_parity(x.full_tensor(), p.reshape(full, (-1, 6)), exact=True, name="view")
+    # Two mesh dims on one tensor dim, in both orders, and a local tensor of either.
+    for size, order in itertools.product(
+        range(1, 10), ([Shard(0), Shard(0)], [StridedShard(0, 2), Shard(0)])
+    ):
+        full = _full(world, (size, 3))
+        x = distribute_tensor(full, grid, order)
+        assert_parity(x.full_tensor(), full, exact=True, name=f"{size} rows, {order}")
+        again = DTensor.from_local(x.to_local(), grid, order)
+        assert again.shape == (size, 3)
+        assert_parity(
+            (again * again).full_tensor(), full * full, exact=True, name=f"product, {size} rows, {order}"
+        )
+        assert (again * again).placements == again.placements
+        turned = again.t()
+        assert_parity(turned.full_tensor(), full.t(), exact=True, name=f"transpose, {size} rows, {order}")

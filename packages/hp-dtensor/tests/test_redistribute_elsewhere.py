@@ -72,7 +72,7 @@ def test_another_mesh_costs_one_exchange_of_what_is_lacking(world: World) -> Non
         assert counted.record.nbytes() <= plan.nbytes == elements * itemsize
 
 
-@distributed(world_size=3)
+@distributed(world_size=3, min_world_size=3)
 def test_other_ranks_get_a_tensor_and_give_its_gradient_back(world: World) -> None:
     p = world.platform
     first = DeviceMesh(world.device_type, [0, 1], mesh_dim_names=("a",))
@@ -99,7 +99,7 @@ def test_other_ranks_get_a_tensor_and_give_its_gradient_back(world: World) -> No
             )
 
 
-@distributed(world_size=3)
+@distributed(world_size=3, min_world_size=3)
 def test_transfers_and_meshes_that_do_not_fit_are_refused(world: World) -> None:
     mesh = DeviceMesh(world.device_type, [0, 1, 2], mesh_dim_names=("a",))
     other = DeviceMesh(world.device_type, [0, 1], mesh_dim_names=("b",))

@@ -134,5 +134,5 @@ def transfer(
     from hp_dtensor.native import DTensor
 
     landing = make_spec(target.mesh, to, shape)
-    final = make_spec(target.mesh, target, shape)  # type: ignore[arg-type]
+    final = make_spec(target.mesh, target, shape)
     return DTensor._wrap(run_moves(moved, landing, moves_between(landing, final)), final)

@@ -85,7 +85,7 @@ class Layout(LayoutArithmetic):
     @property
     def mesh(self) -> DeviceMesh:
         """The mesh."""
-        return self._mesh  # type: ignore[no-any-return]
+        return self._mesh
 
     device_mesh = mesh
 
@@ -97,7 +97,7 @@ class Layout(LayoutArithmetic):
     @property
     def alias_name(self) -> tuple[str, ...] | None:
         """The names of the mesh dims."""
-        return self._mesh.mesh_dim_names  # type: ignore[no-any-return]
+        return self._mesh.mesh_dim_names
 
     mesh_dim_names = alias_name
 
@@ -252,7 +252,7 @@ def _interned(mesh: Any, placements: Sequence[Placement], ndim: int | None, meta
         for name, value in (("_mesh", mesh), ("_placements", key), ("_ndim", ndim), ("_meta", meta)):
             object.__setattr__(found, name, value)
         mesh.interned["layout", key, ndim, meta] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def mesh_and_placements(device_mesh: Any, placements: Any) -> tuple[Any, Any]:

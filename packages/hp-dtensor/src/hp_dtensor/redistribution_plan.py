@@ -97,7 +97,7 @@ def redistribute_plan(
     if isinstance(tensor, Layout):
         if shape is None:
             raise ValueError("redistribute_plan of a Layout needs shape=, the global shape of the tensor")
-        spec = make_spec(tensor.mesh, tensor, shape)  # type: ignore[arg-type]
+        spec = make_spec(tensor.mesh, tensor, shape)
         itemsize = platform.itemsize(platform.dtype("float32" if dtype is None else dtype))
     else:
         spec, itemsize = tensor._spec, platform.itemsize(tensor._local.dtype)
@@ -136,7 +136,8 @@ def _exchanged(source: Spec, target: Spec, itemsize: int) -> PlannedStep:
 def _planned(spec: Spec, move: Move, itemsize: int) -> PlannedStep:
     mesh = spec.mesh
     if move.step is Step.EXCHANGE:
-        return _exchanged(*(make_spec(mesh, at, spec.shape) for at in (move.before, move.after)), itemsize)
+        before, after = (make_spec(mesh, at, spec.shape) for at in (move.before, move.after))
+        return _exchanged(before, after, itemsize)
     names, num_ranks = mesh.mesh_dim_names, mesh.shape[move.mesh_dim]
     name = str(move.mesh_dim) if names is None else names[move.mesh_dim]
     elements = _elements(spec, move, num_ranks)

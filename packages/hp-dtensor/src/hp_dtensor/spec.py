@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hp_dtensor.cuts import Stack, block_of, stacks_of, with_stacks
 from hp_dtensor.cuts import local_block as local_block
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
 from hp_dtensor.ragged import check_ragged, ragged_dim, run_sizes
+
+if TYPE_CHECKING:
+    from hp_dtensor.layout import Layout
 
 VIRTUAL_DIM = "interleaved_parallel"
 """The name of a last mesh dim that takes no ranks."""
@@ -70,7 +73,7 @@ class Spec:
         return self
 
 
-def make_spec(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int]) -> Spec:
+def make_spec(mesh: Mesh, placements: Sequence[Any] | Layout, shape: Sequence[int]) -> Spec:
     """The spec of these placements (negative dims resolved) and this global shape; the same object for the same request.
 
     Raises ValueError if the placements do not fit mesh and shape, RuntimeError on a rank outside of the mesh.
@@ -83,7 +86,7 @@ def make_spec(mesh: Mesh, placements: Sequence[Placement], shape: Sequence[int])
     return found
 
 
-def resolve(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[Placement, ...]:
+def resolve(mesh: Mesh, placements: Sequence[Any] | Layout, ndim: int) -> tuple[Placement, ...]:
     """The placements of a tensor with ``ndim`` dims, negative dims resolved. ValueError if they do not fit.
 
     A :class:`hp_dtensor.Layout` and aliases are taken, too: everything that takes placements comes through here. Of several
