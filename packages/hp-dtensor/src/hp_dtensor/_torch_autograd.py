@@ -118,5 +118,5 @@ def _locals_of(inputs: Any) -> Any:
     return tuple(map(unwrapped, inputs))
 
 
-HANDLERS = {torch.autograd.backward: backward, torch.autograd.grad: grad}
+HANDLERS: dict[Any, Any] = {torch.autograd.backward: backward, torch.autograd.grad: grad}
 """Functions of torch that are answered here."""

@@ -52,7 +52,7 @@ class InteropMethods(DTensorBase):
             )
         placements = [_from_torch(p) for p in tensor.placements]
         mesh = _from_torch_mesh(tensor.device_mesh)
-        return cls.from_local(tensor.to_local(), mesh, placements, shape=tuple(tensor.shape))  # type: ignore[attr-defined]
+        return cls.from_local(tensor.to_local(), mesh, placements, shape=tuple(tensor.shape))
 
 
 def _to_torch(placement: Placement) -> Any:
@@ -83,7 +83,7 @@ def _from_torch(placement: Any) -> Placement:
         return Shard(placement.dim)
     if isinstance(placement, theirs.Replicate):
         return Replicate()
-    ours = {value: key for key, value in _REDUCTIONS.items()}.get(getattr(placement, "reduce_op", None))
+    ours = {value: key for key, value in _REDUCTIONS.items()}.get(str(getattr(placement, "reduce_op", "")))
     # Subclasses of Partial mean something else.
     if type(placement) is not theirs.Partial or ours is None:
         raise ValueError(

@@ -45,7 +45,7 @@ def _sums(gradient: Tensor, spec: Spec) -> tuple[int, ...]:
 
 @once
 def _functions(platform: Any) -> SimpleNamespace:
-    class Handed(platform.Function):  # type: ignore[misc, name-defined]
+    class Handed(platform.Function):
         @staticmethod
         def forward(ctx: Any, gradient: Tensor, is_first: bool) -> Tensor:
             ctx.is_first = is_first
