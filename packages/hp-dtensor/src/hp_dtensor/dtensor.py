@@ -14,6 +14,7 @@ from hp_dtensor import creation
 from hp_dtensor.base import DTensorBase
 from hp_dtensor.gradients import GradientMethods
 from hp_dtensor.layout import Layout, mesh_and_placements
+from hp_dtensor.layout import _interned as layout_of
 from hp_dtensor.marks import marked
 from hp_dtensor.pickling import PickleMethods
 from hp_dtensor.placements import REPLICATE, Partial, Placement
@@ -65,6 +66,11 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
         """
         mesh, given = mesh_and_placements(device_mesh, placements)
         return cls._wrap(*creation.checked_local(local_tensor, mesh, given, shape, stride, run_check))
+
+    @classmethod
+    def from_local_with_layout(cls, local_tensor: Tensor, layout: Layout) -> Any:
+        """:meth:`from_local` for evenly cut tensors: the global shape follows from this rank's, so there is no communication."""
+        return cls.from_local(local_tensor, layout, shape=layout.get_global_shape(tuple(local_tensor.shape)))
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """This rank's piece: the very tensor, with its graph. No communication.
@@ -137,6 +143,11 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
     def device_mesh(self) -> DeviceMesh:
         """The mesh it lies on."""
         return self._spec.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """Mesh and placements as one value."""
+        return layout_of(self._spec.mesh, self._spec.placements, len(self._spec.shape), None)
 
     @property
     def shape(self) -> tuple[int, ...]:

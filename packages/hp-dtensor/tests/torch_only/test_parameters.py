@@ -377,3 +377,12 @@ def test_modules_of_torch_carry_dtensors(world: World) -> None:
     buffered = nn.Module()
     buffered.register_buffer("b", distribute_tensor(_whole(world, 4), _mesh(world), [Shard(0)]))
     assert isinstance(buffered.float().b, DTensor) and buffered.b.dtype == torch.float32
+
+
+@distributed(2, backends=TORCH)
+def test_a_layout_says_mesh_and_placements(world: World) -> None:
+    layout = hp_dtensor.Layout((2,), ("x",))("x", "None")
+    with count_collectives() as counted:
+        x = DTensor.from_local_with_layout(_whole(world, 2, 3), layout)
+    counted.assert_counts()
+    assert x.shape == (4, 3) and x.placements == (Shard(0),) and x.layout is layout
