@@ -49,8 +49,15 @@ class GradientMethods(DTensorBase):
 
     @property
     def grad(self) -> Any:
-        """The gradient gathered so far, a DTensor: placed as this one, Replicate where this one is a sum."""
+        """The gradient gathered so far, a DTensor: placed as this one; Replicate where this one is a sum, and a sum where it
+        is an average, maximum or minimum. RuntimeError where it is a product: each rank's factor has a gradient of its own.
+        """
         gradient = get_platform().get_grad(self._local)
+        if gradient is not None and any(p.is_partial("prod") for p in self._spec.placements):
+            raise RuntimeError(
+                f"grad of {shown(self._spec.placements)}: the factors of a product have each their own gradient, which no "
+                f"placement describes: read it at to_local()"
+            )
         if gradient is None:
             self._grad_dtensor = None
         elif self._grad_dtensor is None or not _is_same(self._grad_dtensor._local, gradient):

@@ -8,11 +8,11 @@ elements leaves memory as it was, and the gradient of a product with no rows end
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from hp_platform import get_platform
+from hp_platform.on_platform import once
 
 Tensor = Any
 
@@ -34,10 +34,10 @@ def zeros_from(like: Tensor, inputs: Sequence[Any]) -> Tensor:
     tensors = [x for x in inputs if platform.is_tensor(x) and platform.requires_grad(x)]
     if not (tensors and platform.is_floating(like.dtype) and platform.is_grad_enabled()):
         return platform.zeros_like(like)
-    return _functions(platform).ZerosFrom.apply(like, *tensors)
+    return _functions().ZerosFrom.apply(like, *tensors)
 
 
-@cache
+@once
 def _functions(platform: Any) -> SimpleNamespace:
     class ZerosFrom(platform.Function):
         @staticmethod

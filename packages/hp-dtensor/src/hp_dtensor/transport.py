@@ -93,7 +93,8 @@ def reduce_scatter(x: Tensor, cut: Cut, op: str = "sum", *, async_op: bool = Fal
     x = platform.detach(x)
     if cut.is_even:
         if cut.dim != 0:
-            x = platform.cat(platform.split(x, list(cut.sizes), cut.dim))
+            blocks = _blocks_first(platform, x, cut)
+            x = platform.reshape(blocks, (blocks.shape[0] * blocks.shape[1], *blocks.shape[2:]))
         return _run(
             lambda a: _collectives.reduce_scatter(x, cut.group, op, async_op=a), lambda found: found, async_op
         )
@@ -112,9 +113,11 @@ def reduce_scatter(x: Tensor, cut: Cut, op: str = "sum", *, async_op: bool = Fal
 def all_to_all(x: Tensor, source: Cut, target: Cut, *, async_op: bool = False) -> Any:
     """From chunks of one dim to chunks of another.
 
-    Blocks travel flat, in the group's order, because their shapes differ from rank to rank.
+    Uneven blocks travel flat, in the group's order, because their shapes differ from rank to rank.
     """
     platform = get_platform()
+    if source.is_even and target.is_even:
+        return _even_all_to_all(platform, platform.detach(x), source, target, async_op)
     pieces = platform.split(platform.detach(x), list(target.sizes), target.dim)
     sent = [platform.reshape(pieces[c], (-1,)) for c in source.by_position]
     shapes = []
@@ -138,3 +141,30 @@ def all_to_all(x: Tensor, source: Cut, target: Cut, *, async_op: bool = False) -
         joined,
         async_op,
     )
+
+
+def _even_all_to_all(platform: Any, x: Tensor, source: Cut, target: Cut, async_op: bool) -> Any:
+    """Blocks of one shape: at most one copy before and one after."""
+    num_ranks = len(source.sizes)
+    blocks = _blocks_first(platform, x, target)
+    shape = list(x.shape)
+    shape[source.dim], shape[target.dim] = x.shape[source.dim] * num_ranks, target.sizes[0]
+
+    def joined(arrived: Tensor) -> Tensor:
+        return platform.reshape(_moved(platform, arrived, 0, source.dim), tuple(shape))
+
+    return _run(lambda a: _collectives.all_to_all(blocks, source.group, async_op=a), joined, async_op)
+
+
+def _blocks_first(platform: Any, x: Tensor, cut: Cut) -> Tensor:
+    """The equal chunks of ``x`` one after the other along a new first dim; contiguous."""
+    split = (*x.shape[: cut.dim], len(cut.sizes), cut.sizes[0], *x.shape[cut.dim + 1 :])
+    return platform.contiguous(_moved(platform, platform.reshape(x, split), cut.dim, 0))
+
+
+def _moved(platform: Any, x: Tensor, start: int, end: int) -> Tensor:
+    """A view in which dim ``start`` stands at ``end`` and the others keep their order."""
+    step = 1 if end > start else -1
+    for dim in range(start, end, step):
+        x = platform.transpose(x, dim, dim + step)
+    return x

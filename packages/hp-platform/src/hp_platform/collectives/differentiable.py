@@ -24,7 +24,6 @@ loss is one loss, not one per rank) is a convention above this one, and stands i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +31,7 @@ from hp_platform import collectives
 from hp_platform.collectives._launch import check_member, resolve
 from hp_platform.collectives.reduce import normalize_op
 from hp_platform.group import ProcessGroup
+from hp_platform.on_platform import once
 from hp_platform.platform import Platform, get_platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -39,7 +39,7 @@ from hp_platform.protocols.tensor import Tensor
 def all_reduce(x: Tensor, group: ProcessGroup | None = None, op: str = "sum") -> Tensor:
     """Differentiable :func:`hp_platform.collectives.all_reduce`, sum or mean. Backward: one all-reduce of the same bytes."""
     group, op = resolve(group), _linear(op)
-    return x if group.size == 1 else _functions(get_platform()).AllReduce.apply(x, group, op)
+    return x if group.size == 1 else _functions().AllReduce.apply(x, group, op)
 
 
 def all_gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -50,13 +50,13 @@ def all_gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     group = resolve(group)
     if x.ndim == 0:
         x = get_platform().reshape(x, (1,))
-    return x if group.size == 1 else _functions(get_platform()).AllGather.apply(x, group)
+    return x if group.size == 1 else _functions().AllGather.apply(x, group)
 
 
 def all_gather_uneven(x: Tensor, sizes: Sequence[int], group: ProcessGroup | None = None) -> Tensor:
     """Differentiable all_gather_uneven, stacked: rank r's ``(sizes[r], ...)`` to ``(sum(sizes), ...)``. Backward: one reduce-scatter."""
     group = resolve(group)
-    return x if group.size == 1 else _functions(get_platform()).AllGatherUneven.apply(x, tuple(sizes), group)
+    return x if group.size == 1 else _functions().AllGatherUneven.apply(x, tuple(sizes), group)
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None = None, op: str = "sum") -> Tensor:
@@ -64,7 +64,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup | None = None, op: str = "sum"
     group, op = resolve(group), _linear(op)
     if group.size == 1:
         return x
-    scattered = _functions(get_platform()).ReduceScatter.apply(x, group)
+    scattered = _functions().ReduceScatter.apply(x, group)
     return scattered / group.size if op == "mean" else scattered
 
 
@@ -79,7 +79,7 @@ def all_to_all(
     group = resolve(group)
     if group.size == 1:
         return x
-    return _functions(get_platform()).AllToAll.apply(
+    return _functions().AllToAll.apply(
         x,
         group,
         None if in_sizes is None else tuple(in_sizes),
@@ -91,7 +91,7 @@ def broadcast(x: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
     """Differentiable broadcast from global rank ``src``. Backward: one all-reduce; the sum lands on ``src``, zeros elsewhere."""
     group = resolve(group)
     check_member(group, src, "src")
-    return x if group.size == 1 else _functions(get_platform()).Broadcast.apply(x, src, group)
+    return x if group.size == 1 else _functions().Broadcast.apply(x, src, group)
 
 
 def scatter(x: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
@@ -105,7 +105,7 @@ def scatter(x: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
         raise ValueError(f"scatter needs one row per rank, ({group.size}, ...); got shape {tuple(x.shape)}")
     if group.size == 1:
         return get_platform().reshape(x, tuple(x.shape[1:]))
-    return _functions(get_platform()).Scatter.apply(x, src, group)
+    return _functions().Scatter.apply(x, src, group)
 
 
 def gather(x: Tensor, dst: int, group: ProcessGroup | None = None) -> Tensor:
@@ -114,7 +114,7 @@ def gather(x: Tensor, dst: int, group: ProcessGroup | None = None) -> Tensor:
     check_member(group, dst, "dst")
     if group.size == 1:
         return get_platform().reshape(x, (1, *x.shape))
-    return _functions(get_platform()).Gather.apply(x, dst, group)
+    return _functions().Gather.apply(x, dst, group)
 
 
 def exchange(x: Tensor, dst: int, src: int, group: ProcessGroup | None = None) -> Tensor:
@@ -131,7 +131,7 @@ def exchange(x: Tensor, dst: int, src: int, group: ProcessGroup | None = None) -
         raise ValueError(
             f"rank {me} cannot send to {dst} and receive from {src}: it is its own peer in both directions or in none"
         )
-    return x if dst == me else _functions(get_platform()).Exchange.apply(x, dst, src, group)
+    return x if dst == me else _functions().Exchange.apply(x, dst, src, group)
 
 
 def _linear(op: str) -> str:
@@ -141,7 +141,7 @@ def _linear(op: str) -> str:
     return name
 
 
-@cache
+@once
 def _functions(platform: Platform) -> SimpleNamespace:
     """The autograd Functions of a framework: they must inherit from its class, so they are defined when it is known."""
 
