@@ -192,10 +192,15 @@ def _target_cut(spec: Spec, move: Move) -> Cut:
 
 def _cut(spec: Spec, mesh_dim: int, dim: int, outer: Stack) -> Cut:
     """How ``dim`` is dealt along a mesh dim: what the outer cuts have left of it, in chunks."""
-    mesh = spec.mesh
-    coordinate = mesh.get_coordinate()
-    sizes = chunk_sizes(left_for(spec.shape, dim, outer, mesh.shape, coordinate), mesh.shape[mesh_dim])
-    return Cut(mesh.get_group(mesh_dim), mesh.group_positions(mesh_dim), coordinate[mesh_dim], dim, sizes)
+    mesh, key = spec.mesh, ("cut", spec, mesh_dim, dim, outer)
+    known = spec.plans.get(key)
+    if known is None:
+        coordinate = mesh.get_coordinate()
+        left = left_for(spec.shape, dim, outer, mesh.shape, coordinate)
+        sizes = chunk_sizes(left, mesh.shape[mesh_dim])
+        known = spec.plans[key] = mesh.group_positions(mesh_dim), coordinate[mesh_dim], dim, sizes
+    # The group may have been destroyed and made again.
+    return Cut(mesh.get_group(mesh_dim), *known)
 
 
 # ------------------------------------------------------------------------------------------------------------ asynchronous
