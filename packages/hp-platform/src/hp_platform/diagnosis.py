@@ -8,6 +8,7 @@ another collective is out of step, whose heart does not beat is gone.
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import threading
@@ -60,6 +61,9 @@ class Publisher:
         """Why this rank no longer publishes."""
         self._thread = threading.Thread(target=self._run, name="hp-diagnosis", daemon=True)
         self._thread.start()
+        # A thread that comes back from the store into an interpreter that is being taken down ends the whole process with
+        # "terminate called without an active exception": programs need not destroy the process group, so it ends here.
+        atexit.register(self.stop)
 
     def watch(self, group: ProcessGroup) -> None:
         """Publish this group's progress too."""
@@ -67,6 +71,7 @@ class Publisher:
 
     def stop(self) -> None:
         """End the thread; the store may go away after that."""
+        atexit.unregister(self.stop)
         self._stopped.set()
         self._thread.join(
             2 * PERIOD_SECONDS

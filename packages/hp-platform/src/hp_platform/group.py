@@ -27,7 +27,7 @@ class ProcessGroup:
     """``gloo``, ``nccl``, ``hccl``, ``mccl``; with several device kinds such as ``cpu:gloo,cuda:nccl``."""
     timeout: timedelta
     native: Any = field(repr=False)
-    """The backend's own handle; None for a group of one rank, which never communicates."""
+    """The backend's own handle; None for a group of one rank, which never communicates, and for one that was ended."""
     num_launches: int = 0
     """How many collectives this process has started on the group: what ranks compare when one of them is missing."""
     last_kind: str = ""

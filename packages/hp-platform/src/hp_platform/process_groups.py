@@ -6,6 +6,8 @@ with it. Groups are made at their first request, by their members only, and the 
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -243,12 +245,30 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         del tables.groups[group.ranks]
         if group.native is not None:
             get_platform().destroy_group(group.native)
+            group.native = None
         return
     if tables.diagnosis is not None:
         tables.diagnosis.stop()
     _process.state.world = None
+    atexit.unregister(_end_before_exit)
     if world.native is not None:
         get_platform().destroy_group(None)
+    for own in tables.groups.values():
+        own.native = None  # the backend frees a group, and ends its threads, when nobody refers to it
+
+
+def _end_before_exit() -> None:
+    """End the world of a program that does not, where the backend's threads hold tensors.
+
+    [Note: exit with threads] Such a thread (gloo's are) may drop a tensor when the interpreter is already being taken down,
+    which ends the process with "terminate called without an active exception". After an error nothing is ended: peers may be
+    waiting in a collective, and so would this rank, while the job should end at once.
+    """
+    world = _process.state.world
+    if world is None or getattr(sys, "last_value", None) is not None:
+        return
+    if get_platform().has_threads_with_tensors(world.backend):
+        destroy_process_group()
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
@@ -305,6 +325,7 @@ def _install(
         tables.diagnosis = Publisher(get_platform(), store, rank)
     _enter(tables, world)
     _process.state.world = world
+    atexit.register(_end_before_exit)
 
 
 def _enter(tables: WorldTables, group: ProcessGroup) -> None:

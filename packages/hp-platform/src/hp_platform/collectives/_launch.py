@@ -93,6 +93,10 @@ def launch(
 
     ``start(async_op)`` is the raw launch; ``finish()`` makes the result of the filled buffers, after waiting.
     """
+    if group.native is None:
+        raise RuntimeError(
+            f"{kind} on the {group.describe()}, which was ended by destroy_process_group: make groups and meshes anew"
+        )
     recording.note(recording.Launch(kind, nbytes, group, num_tensors))
     number = diagnosis.count_launch(group, kind)
 

@@ -76,6 +76,10 @@ class CommOps(Protocol):
         """Free one group; None: the world, with everything in it."""
         ...
 
+    def has_threads_with_tensors(self, backend: str) -> bool:
+        """Whether groups of this backend must be ended before the interpreter is, since threads of theirs drop tensors."""
+        ...
+
     def is_timeout(self, error: BaseException) -> bool:
         """Whether this exception of a launch or wait means that a peer did not come in time or is gone."""
         ...
