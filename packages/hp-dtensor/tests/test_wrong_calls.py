@@ -74,10 +74,10 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "src_data_rank is a position along every mesh dim of .*, 0 to 1, or None; got 2",
     ),
-    "redistributed to another mesh": (
-        lambda w: _zeros(w, 4, at=Shard(0)).redistribute(_other(w), [Replicate()]),
+    "redistributed to other ranks": (
+        lambda w: _zeros(w, 4, at=Shard(0)).redistribute(DeviceMesh(w.device_type, [0]), [Replicate()]),
         ValueError,
-        r"stays on the tensor's own mesh .*: for another mesh go through full_tensor\(\)",
+        r"goes to a mesh of the same ranks as .*: to give the tensor to other ranks .* call hp_dtensor.transfer",
     ),
     "two meshes in one operation": (
         lambda w: _zeros(w, 4, at=Shard(0)) + distribute_tensor(_zeros(w, 4), _other(w), [Shard(0)]),
