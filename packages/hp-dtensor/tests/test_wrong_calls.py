@@ -110,14 +110,14 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         "dim 1 does not fit a tensor with 1 dims",
     ),
     "a builtin without a rule": (
-        lambda w: _zeros(w, 4, at=Shard(0)).histc(),
+        lambda w: _zeros(w, 4, at=Shard(0)).renorm(2, 0, 1.0),
         NotImplementedError,
-        r"histc has no rule for DTensors; got \(Shard\(0\),\) of \(4,\) .*Ways out: x.full_tensor\(\)",
+        r"renorm has no rule for DTensors; got \(Shard\(0\),\) of \(4,\) .*Ways out: x.full_tensor\(\)",
     ),
-    "reading an element": (
-        lambda w: _zeros(w, 4, at=Shard(0))[0],
-        NotImplementedError,
-        "__getitem__ has no rule for DTensors",
+    "reading an element that is not there": (
+        lambda w: _zeros(w, 4, at=Shard(0))[4],
+        IndexError,
+        "index 4 is out of range for dim 0 of size 4",
     ),
     "in place into another shape": (
         lambda w: _zeros(w, 4, 1, at=Shard(0)).add_(_zeros(w, 4, 3, at=Shard(0))),

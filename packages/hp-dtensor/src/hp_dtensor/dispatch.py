@@ -70,7 +70,7 @@ def build_dispatch(
                     if member is not None:
                         of_list = local_list(rule, function, arg)
                         if of_list is None:
-                            return dispatch(rule, function, adopted(function, args), kwargs)
+                            return dispatch(rule, function, adopted(rule, function, args), kwargs)
                         first = (
                             next(x for x in arg if isinstance(x, tensor_class)) if first is None else first
                         )
@@ -78,7 +78,7 @@ def build_dispatch(
                         local.append(of_list[1])
                         continue
                 elif isinstance(arg, plain):
-                    return dispatch(rule, function, adopted(function, args), kwargs)
+                    return dispatch(rule, function, adopted(rule, function, args), kwargs)
             key.append(kind)
             if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
                 key.append(_hashable(rule, function, arg))
@@ -153,7 +153,12 @@ def build_dispatch(
                 local.append(x)
         return tuple(key), local
 
-    def adopted(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    def adopted(rule: Rule, function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        if rule.in_place and not isinstance(args[0], tensor_class):
+            raise ValueError(
+                f"{name_of(function)} would write DTensors into a plain tensor of shape {tuple(args[0].shape)}: write "
+                f"x.full_tensor() or x.to_local() into it, or make it a DTensor with distribute_tensor"
+            )
         return arguments.adopted(function, args, tensor_class, wrap)
 
     def run_on_dtensors(
@@ -195,13 +200,20 @@ def build_dispatch(
                 f"{plan.output.shape}: use the operation that makes a new tensor"
             )
         stays = plan.output is spec and not any(position_of(move.place) == 0 for move in plan.moves)
-        if stays and rule.functional is None:
+        if rule.functional is None:
+            if not stays:
+                raise ValueError(
+                    f"{name_of(function)} cannot write into a tensor that lies as {spec.placements}: redistribute it to "
+                    f"{plan.output.placements} first"
+                )
+            if write is None:
+                check_unrecorded(function, local)
             run_plan(plan, function, args, local, kwargs)  # the rule's own way to write
             return target
         if stays and write is not None and plan.run is None and plan.around is None and not plan.is_empty:
             run_plan(plan, function, args, local, kwargs)
             return target
-        value = run_plan(plan, rule.functional or function, args, local, kwargs)
+        value = run_plan(plan, rule.functional, args, local, kwargs)
         if plan.output is not spec:
             value = run_moves(value, plan.output, moves_between(plan.output, spec))
         platform: Any = get_platform()
@@ -213,13 +225,19 @@ def build_dispatch(
         if write is not None:
             write(own, value)
             return target
-        if platform.is_grad_enabled() and (platform.requires_grad(own) or platform.requires_grad(value)):
+        check_unrecorded(function, [own, value])
+        platform.copy_(own, value)
+        return target
+
+    def check_unrecorded(function: Any, tensors: Sequence[Any]) -> None:
+        platform = get_platform()
+        if platform.is_grad_enabled() and any(
+            isinstance(x, plain) and platform.requires_grad(x) for x in tensors
+        ):
             raise ValueError(
                 f"{platform.platform_type.value} cannot record {name_of(function)} of a DTensor for backward: use the "
                 f"operation that makes a new tensor, or no_grad()"
             )
-        platform.copy_(own, value)
-        return target
 
     return dispatch
 

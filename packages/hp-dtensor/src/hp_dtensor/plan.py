@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from hp_dtensor.no_elements import without_elements
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
+from hp_dtensor.no_elements import without_elements
 from hp_dtensor.planning import Move
 from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.rules.registry import Outcome, Rule
@@ -92,7 +92,10 @@ def make_plan(
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
     plan = plan_of(outcome, given, function)
-    return replace(plan, is_simple=False) if rule.in_place else plan
+    if not rule.in_place:
+        return plan
+    # What writes by itself does so also into an empty piece: so the gradient of the value passes on every rank.
+    return replace(plan, is_simple=False, is_empty=plan.is_empty and rule.functional is not None)
 
 
 def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:

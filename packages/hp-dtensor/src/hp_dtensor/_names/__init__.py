@@ -20,6 +20,7 @@ from hp_dtensor._names import (
     attention,
     convolution,
     elementwise,
+    index,
     linalg,
     loss,
     matmul,
@@ -34,13 +35,14 @@ _FAMILIES = (
     attention,
     convolution,
     elementwise,
+    index,
     linalg,
     loss,
     matmul,
     normalization,
+    random,
     reduction,
     shape,
-    random,
 )
 
 

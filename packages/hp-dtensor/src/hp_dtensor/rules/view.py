@@ -166,6 +166,12 @@ def unsqueeze(x: Any, dim: int) -> Outcome:
     return _as_reshape(x, x.placements, output, (*x.shape[:at], 1, *x.shape[at:]))
 
 
+@rule("ravel", params=("input",))
+def ravel(x: Any) -> Outcome:
+    """All dims become one."""
+    return reshaped(x, (math.prod(x.shape),))
+
+
 # ---------------------------------------------------------------------------------------------------- dims change places
 def permuted(x: Spec, order: Sequence[int]) -> Outcome:
     """Dim ``order[i]`` becomes dim i."""
@@ -199,6 +205,24 @@ def t(x: Any) -> Outcome:
     return permuted(x, tuple(reversed(range(len(x.shape)))))
 
 
+@rule("adjoint", params=("input",))
+def adjoint(x: Any) -> Outcome:
+    """The last two dims swapped, complex values conjugated."""
+    return transpose(x, -2, -1)
+
+
+@rule("movedim", params=("input", "source", "destination"))
+def movedim(x: Any, source: Any, destination: Any) -> Outcome:
+    """Dims move to other places; the others keep their order."""
+    ndim = len(x.shape)
+    taken, places = (dims_of(d, ndim) if d != () else () for d in (source, destination))
+    if len(taken) != len(places):
+        raise ValueError(f"movedim needs a place for each dim, got {source!r} and {destination!r}")
+    found = dict(zip(places, taken, strict=True))
+    rest = (d for d in range(ndim) if d not in taken)
+    return permuted(x, [found[i] if i in found else next(rest) for i in range(ndim)])
+
+
 # ----------------------------------------------------------------------------------------------------------- dims repeat
 @rule("expand", params=("input", "shape"), packs=1)
 def expand(x: Any, shape: Any) -> Outcome:
@@ -218,3 +242,16 @@ def expand(x: Any, shape: Any) -> Outcome:
     output = tuple(Shard(p.dim + new) if isinstance(p, Shard) else p for p in kept)
     local_shape, _ = local_block(target, output, x.mesh.shape, x.mesh.get_coordinate())
     return Outcome((kept,), output, target, replaced={1: local_shape})
+
+
+@rule("expand_as", params=("input", "other"))
+def expand_as(x: Any, other: Any) -> Outcome:
+    """To the shape of another tensor, whose placements do not matter."""
+    found = expand(x, other.shape)
+    target = found.replaced[1]
+    return Outcome(
+        (*found.inputs, other.placements),
+        found.output,
+        found.shape,
+        run=lambda local, _: local.expand(target),
+    )

@@ -1,0 +1,275 @@
+"""Elements looked up by number: gather, index_select, embedding and their kin.
+
+Where the dim that is looked up in is cut, every rank looks up what it has and gives zeros for the rest: a summand of the
+result, which is less to move than the table. Where the numbers are cut, so is the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hp_dtensor.no_elements import zeros_from
+from hp_dtensor.placements import PARTIAL, REPLICATE, Shard
+from hp_dtensor.rules.choice import Way
+from hp_dtensor.rules.elementwise import broadcast_shape
+from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
+from hp_dtensor.rules.reduction import dims_of
+from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.spec import Spec, local_block
+from hp_platform import get_platform
+
+Tensor = Any
+
+
+def own_numbers(at: Tensor, offset: int, size: int, n: int) -> tuple[Tensor, Tensor]:
+    """Which of the numbers are this rank's, and where they point in its piece; the others point to its first element.
+
+    Numbers that no rank has count as those of the first and of the last one that has any, whose kernels then refuse them.
+    """
+    lowest, above = at >= offset, at < offset + size
+    mine = lowest & above
+    if offset == 0:
+        mine = above
+    if offset + size == n:
+        mine = lowest if offset else lowest | above
+    platform = get_platform()
+    return mine, platform.where(mine, at - offset, platform.zeros_like(at))
+
+
+def looked_up(local: Tensor, dim: int, at: Tensor, offset: int, size: int, n: int) -> Tensor:
+    """``local[:, ..., at]`` along ``dim``, zeros where ``at`` points into others' pieces."""
+    platform = get_platform()
+    if size == 0:
+        shape = (*local.shape[:dim], *at.shape, *local.shape[dim + 1 :])
+        return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
+    mine, own = own_numbers(at, offset, size, n)
+    index = (*(slice(None),) * dim, own)
+    return _masked(local[index], mine, dim)
+
+
+def _masked(y: Tensor, mine: Tensor, dim: int) -> Tensor:
+    platform = get_platform()
+    mine = platform.reshape(mine, (*mine.shape, *(1,) * (len(y.shape) - dim - len(mine.shape))))
+    return platform.where(mine, y, platform.zeros_like(y))
+
+
+def _block(x: Spec, outcome: Outcome, position: int, dim: int) -> tuple[int, int]:
+    """Offset and size of this rank's piece of a dim, as the operation gets it."""
+    sizes, offsets = local_block(x.shape, outcome.inputs[position], x.mesh.shape, x.mesh.get_coordinate())
+    return offsets[dim], sizes[dim]
+
+
+def _is_cut(outcome: Outcome, position: int, dim: int) -> bool:
+    return any(p.is_shard(dim) for p in outcome.inputs[position])
+
+
+def check_index(index: Any, what: str = "index") -> None:
+    """ValueError where no tensor is."""
+    if not isinstance(index, Spec):
+        raise ValueError(f"{what} must be a tensor of whole numbers, got {index!r}")
+
+
+@rule("index_select", params=("input", "dim", "index"))
+def index_select(x: Any, dim: int, index: Any) -> Outcome:
+    """The slices along a dim that a vector of numbers names."""
+    check_index(index)
+    if len(index.shape) > 1:
+        raise ValueError(f"index must be a vector, got shape {index.shape}")
+    (at,) = dims_of(dim, len(x.shape))
+    if not x.shape:
+        return labelled(
+            [Operand(0, x, ()), Operand(2, index, ("",) * len(index.shape), Role.PLAIN)], [Labelled((), ())]
+        )
+    labels = tuple(f"dim {i}" if i != at else "" for i in range(len(x.shape)))
+    count = index.shape[0] if index.shape else 1
+    result = Labelled(
+        (*labels[:at], "index" if index.shape else "", *labels[at + 1 :]),
+        (*x.shape[:at], count, *x.shape[at + 1 :]),
+    )
+    found = labelled(
+        [Operand(0, x, labels), Operand(2, index, ("index",) * len(index.shape), Role.PLAIN)],
+        [result],
+        more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
+    )
+    if not _is_cut(found, 0, at):
+        return found
+    offset, size = _block(x, found, 0, at)
+
+    def run(local: Tensor, _: int, numbers: Tensor) -> Tensor:
+        numbers = get_platform().reshape(numbers, (-1,))
+        return looked_up(local, at, numbers, offset, size, x.shape[at])
+
+    return replace(found, run=run)
+
+
+@rule("gather", params=("input", "dim", "index"))
+def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Outcome:
+    """``x[i, index[i, j]]`` (along dim 1): for each place of the index one element along a dim."""
+    check_index(index)
+    if sparse_grad:
+        raise ValueError("sparse gradients have no placements: leave sparse_grad out")
+    (at,) = dims_of(dim, len(x.shape))
+    if len(index.shape) != len(x.shape):
+        raise ValueError(f"index needs the {len(x.shape)} dims of the tensor, got shape {index.shape}")
+    if any(i != at and n > m for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=True))):
+        raise ValueError(
+            f"index of shape {index.shape} is larger than {x.shape} along another dim than {dim}"
+        )
+    return _gathered(x, at, index)
+
+
+def _gathered(x: Spec, at: int, index: Spec) -> Outcome:
+    same = [i != at and index.shape[i] == n for i, n in enumerate(x.shape)]
+    labels = tuple(f"dim {i}" if same[i] else "" for i in range(len(x.shape)))
+    of_index = tuple("index" if i == at else label for i, label in enumerate(labels))
+    found = labelled(
+        [Operand(0, x, labels), Operand(2, index, of_index, Role.PLAIN)],
+        [Labelled(of_index, index.shape)],
+        more_ways=[Way((Shard(at), REPLICATE), PARTIAL)] if x.shape else (),
+    )
+    if not x.shape or not _is_cut(found, 0, at):
+        return found
+    offset, size = _block(x, found, 0, at)
+
+    def around(kernel: Any) -> Any:
+        def run(local: Tensor, dim: int, numbers: Tensor, **kwargs: Any) -> Tensor:
+            platform = get_platform()
+            if size == 0:
+                shape = tuple(numbers.shape)
+                return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
+            mine, own = own_numbers(numbers, offset, size, x.shape[at])
+            y = kernel(local, dim, own)
+            return platform.where(mine, y, platform.zeros_like(y))
+
+        return run
+
+    return replace(found, around=around)
+
+
+@rule("take_along_dim", params=("input", "indices", ("dim", None)))
+def take_along_dim(x: Any, indices: Any, dim: Any = None) -> Outcome:
+    """As gather, where the other dims of both stretch to each other; without a dim in the flattened whole."""
+    check_index(indices, "indices")
+    if dim is None:
+        count = 1
+        for n in indices.shape:
+            count = count * n
+        return _anywhere(x, indices, (count,), ("",) * len(indices.shape))
+    (at,) = dims_of(dim, len(x.shape))
+    if len(indices.shape) != len(x.shape):
+        raise ValueError(f"indices need the {len(x.shape)} dims of the tensor, got shape {indices.shape}")
+    rest = broadcast_shape([(*s.shape[:at], 1, *s.shape[at + 1 :]) for s in (x, indices)])
+    shape = (*rest[:at], indices.shape[at], *rest[at + 1 :])
+    names = numbered("dim", len(shape))
+    labels = tuple("" if i == at else name for i, name in enumerate(aligned(x.shape, shape, names)))
+    of_index = aligned(indices.shape, shape, names)
+    return labelled(
+        [Operand(0, x, labels), Operand(1, indices, of_index, Role.PLAIN)], [Labelled(names, shape)]
+    )
+
+
+def _anywhere(x: Spec, index: Spec, shape: tuple[int, ...], labels: tuple[str, ...]) -> Outcome:
+    operands = [Operand(0, x, ("",) * len(x.shape)), Operand(1, index, labels, Role.PLAIN)]
+    return labelled(operands, [Labelled(labels if len(labels) == len(shape) else ("",), shape)])
+
+
+@rule("take", params=("input", "index"))
+def take(x: Any, index: Any) -> Outcome:
+    """Elements of the flattened whole."""
+    check_index(index)
+    return _anywhere(x, index, index.shape, numbered("index", len(index.shape)))
+
+
+@rule(
+    "embedding",
+    params=(
+        "input",
+        "weight",
+        ("padding_idx", None),
+        ("max_norm", None),
+        ("norm_type", 2.0),
+        ("scale_grad_by_freq", False),
+        ("sparse", False),
+    ),
+)
+def embedding(
+    ids: Any,
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Outcome:
+    """Rows of ``weight (num, dim)`` at ``ids``; the result of cut ids, or of a weight with cut columns, is cut likewise.
+
+    Of a weight with cut rows every rank looks up its own: a summand.
+    """
+    if not (isinstance(ids, Spec) and isinstance(weight, Spec)):
+        raise ValueError("embedding needs tensors for ids and weight")
+    if len(weight.shape) != 2:
+        raise ValueError(f"the weight of an embedding has two dims, got shape {weight.shape}")
+    if max_norm is not None:
+        raise ValueError(
+            "max_norm would change the weight in forward: normalise it after the optimizer's step instead"
+        )
+    if sparse:
+        raise ValueError("sparse gradients have no placements: leave sparse out")
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx {padding_idx} is not among the {rows} rows of the weight")
+    # How often an id occurs counts over all of them.
+    names = ("",) * len(ids.shape) if scale_grad_by_freq else numbered("id", len(ids.shape))
+    found = labelled(
+        [Operand(0, ids, names, Role.PLAIN), Operand(1, weight, ("", "dim"))],
+        [Labelled((*names, "dim"), (*ids.shape, weight.shape[1]))],
+        more_ways=[] if scale_grad_by_freq else [Way((REPLICATE, Shard(0)), PARTIAL)],
+    )
+    return _of_own_rows(weight, found) if _is_cut(found, 1, 0) else found
+
+
+def _of_own_rows(weight: Spec, found: Outcome) -> Outcome:
+    offset, size = _block(weight, found, 1, 0)
+    rows = weight.shape[0]
+
+    def around(kernel: Any) -> Any:
+        def run(ids: Tensor, local: Tensor, padding_idx: Any = None, *rest: Any) -> Tensor:
+            platform = get_platform()
+            if size == 0:
+                shape = (*ids.shape, local.shape[1])
+                return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
+            mine, own = own_numbers(ids, offset, size, rows)
+            padding = None if padding_idx is None else padding_idx % rows - offset
+            if padding is not None and not 0 <= padding < size:
+                padding = None
+            return _masked(kernel(own, local, padding, *rest), mine, 0)
+
+        return run
+
+    return replace(found, around=around)
+
+
+@rule(
+    "rows_of",
+    params=("weight", "indices", ("padding_idx", -1), ("scale_grad_by_freq", False), ("sparse", False)),
+)
+def rows_of(
+    weight: Any, ids: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Outcome:
+    """embedding with the weight first, and -1 for no padding."""
+    padding = None if padding_idx < 0 else padding_idx
+    found = embedding(ids, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
+    inputs = (found.inputs[1], found.inputs[0])
+    if found.around is None:
+        return replace(found, inputs=inputs)
+    outer = found.around
+
+    def around(kernel: Any) -> Any:
+        def in_other_order(ids: Tensor, local: Tensor, own_padding: Any, *rest: Any) -> Tensor:
+            return kernel(local, ids, -1 if own_padding is None else own_padding, *rest)
+
+        run = outer(in_other_order)
+        return lambda local, ids, _=-1, *rest: run(ids, local, padding, *rest)
+
+    return replace(found, inputs=inputs, around=around)
