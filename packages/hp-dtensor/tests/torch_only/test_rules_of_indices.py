@@ -135,6 +135,8 @@ for accumulate in (False, True):
 case(CASES, "index_select", torch.index_select, t(5, 3), 0, numbers(4, below=5))
 case(CASES, "index_select", torch.index_select, t(2, 5, 3), -1, numbers(8, below=3))
 case(CASES, "index_select", torch.index_select, t(5, 3), 1, numbers(below=3))
+case(CASES, "slices_at", lambda x, at, dim: x[:, at] if dim else x[at], t(5, 3), numbers(2, 4, below=3), 1)
+case(CASES, "slices_at", lambda x, at, dim: x[:, at] if dim else x[at], t(5, 3), numbers(2, 4, below=5), 0)
 case(CASES, "gather", torch.gather, t(5, 3), 0, numbers(2, 3, below=5))
 case(CASES, "gather", torch.gather, t(5, 3), 1, numbers(5, 8, below=3))
 case(CASES, "gather", torch.gather, t(5, 3, 2), -1, numbers(3, 3, 1, below=2))

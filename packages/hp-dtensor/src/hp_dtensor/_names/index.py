@@ -32,7 +32,8 @@ FUNCTIONS: Final[dict[str, str]] = {
     "copy_": "copy_",
     "fill_": "fill_",
     "zero_": "zero_",
-    "equal": "equal",
+    # MindSpore's Tensor.equal compares element by element.
+    "equal": "Tensor.equal _C._VariableFunctions.equal",
     "allclose": "allclose",
     "is_same_size": "is_same_size",
 }
@@ -51,6 +52,7 @@ IN_PLACE: Final[dict[str, str]] = {
 
 PRIMITIVES: Final[dict[str, str]] = {
     "index_select": "IndexSelect",
+    "slices_at": "Gather",
     "gather": "GatherD",
     "embedding": "Embedding",
     "scatter_add": "ScatterAddExt",

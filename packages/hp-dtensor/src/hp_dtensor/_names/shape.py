@@ -79,6 +79,7 @@ PRIMITIVES: Final[dict[str, str]] = {
     "roll": "Roll",
     "flip": "ReverseV2",
     "triangle": "Triu TrilExt",
+    "diag": "Diag",
     "narrow": "Narrow NarrowView",
     "select": "SelectExt SelectExtView",
 }

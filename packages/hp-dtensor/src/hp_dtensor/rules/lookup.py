@@ -103,6 +103,33 @@ def index_select(x: Any, dim: int, index: Any) -> Outcome:
     return replace(found, run=run)
 
 
+@rule("slices_at", params=("input", "indices", ("dim", 0), ("batch_dims", 0)))
+def slices_at(x: Any, indices: Any, dim: int = 0, batch_dims: int = 0) -> Outcome:
+    """The slices along a dim that numbers in any shape name: the dims of the numbers come in its place."""
+    check_index(indices, "indices")
+    if batch_dims:
+        raise ValueError("batch_dims is not taken: use gather() with an index of the tensor's number of dims")
+    (at,) = dims_of(dim, len(x.shape))
+    labels = tuple(f"dim {i}" if i != at else "" for i in range(len(x.shape)))
+    names = numbered("index", len(indices.shape))
+    result = Labelled(
+        (*labels[:at], *names, *labels[at + 1 :]), (*x.shape[:at], *indices.shape, *x.shape[at + 1 :])
+    )
+    found = labelled(
+        [Operand(0, x, labels), Operand(1, indices, names, Role.PLAIN)],
+        [result],
+        more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
+    )
+    if not _is_cut(found, 0, at):
+        return found
+    offset, size = _block(x, found, 0, at)
+
+    def run(local: Tensor, numbers: Tensor, *_: Any) -> Tensor:
+        return looked_up(local, at, numbers, offset, size, x.shape[at])
+
+    return replace(found, run=run)
+
+
 @rule("gather", params=("input", "dim", "index"))
 def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Outcome:
     """``x[i, index[i, j]]`` (along dim 1): for each place of the index one element along a dim."""

@@ -188,9 +188,13 @@ def permute(x: Any, dim: Any) -> Outcome:
     return permuted(x, order)
 
 
-@rule("transpose", params=("input", "dim0", "dim1"))
-def transpose(x: Any, dim0: int, dim1: int) -> Outcome:
-    """Two dims change places."""
+@rule("transpose", params=("input", "dim0", ("dim1", None)))
+def transpose(x: Any, dim0: Any, dim1: Any = None) -> Outcome:
+    """Two dims change places; MindSpore also gives all dims in a new order."""
+    if isinstance(dim0, tuple) and dim1 is None:
+        return permute(x, dim0)
+    if dim1 is None:
+        raise ValueError(f"transpose needs two dims, got {dim0!r} alone")
     order = list(range(len(x.shape)))
     (a,), (b,) = dims_of(dim0, len(order)), dims_of(dim1, len(order))
     order[a], order[b] = b, a
