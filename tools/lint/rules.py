@@ -118,7 +118,7 @@ def framework_import(tree: ast.AST) -> Iterator[Finding]:
                         call.lineno,
                         "framework-import",
                         f"imports {module.value} by its name",
-                        "frameworks are imported in hp_platform/torch, hp_platform/mindspore, _torch.py and _mindspore.py only",
+                        "frameworks are imported in hp_platform/torch, hp_platform/mindspore, and adapters named _torch and _mindspore only",
                         "a function of the platform",
                     )
 

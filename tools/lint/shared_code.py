@@ -9,7 +9,8 @@ from lint.violation import Violation
 
 # Code that is written for one framework, or that only tests use.
 ROOMS_OF_ONE_FRAMEWORK = ("hp_platform/torch", "hp_platform/mindspore", "hp_platform/testing")
-ADAPTER_FILES = frozenset({"_torch.py", "_mindspore.py"})
+ADAPTERS = frozenset({"_torch", "_mindspore"})
+"""Names of files or folders in a package that belong to one framework."""
 
 
 def check(root: Path) -> Iterator[Violation]:
@@ -23,7 +24,7 @@ def check_file(path: Path) -> Iterator[Violation]:
     """All violations in one file, exemptions applied. An adapter file may be in place, but names no device's module."""
     source = path.read_text(encoding="utf-8")
     findings = [finding for rule in rules.TEXT_RULES for finding in rule(source)]
-    if path.name not in ADAPTER_FILES:
+    if not ADAPTERS.intersection((*path.parent.parts, path.stem)):
         tree = ast.parse(source, filename=str(path))
         findings += [finding for rule in rules.TREE_RULES for finding in rule(tree)]
     if "/src/hp_platform/" in path.as_posix():

@@ -29,6 +29,7 @@ def write(tmp_path: Path) -> Write:
         ("packages/hp-platform/src/hp_platform/mesh.py", ["device-module", "in-place-method"]),
         ("packages/hp-dtensor/src/hp_dtensor/_torch.py", ["device-module"]),
         ("packages/hp-dtensor/src/hp_dtensor/_mindspore.py", ["device-module"]),
+        ("packages/hp-dtensor/src/hp_dtensor/_torch/answers.py", ["device-module"]),
         ("packages/hp-platform/src/hp_platform/torch/tensor.py", []),
         ("packages/hp-platform/src/hp_platform/mindspore/tensor.py", []),
         ("packages/hp-platform/src/hp_platform/testing/pool.py", []),

@@ -44,6 +44,7 @@ ALLOWED = [
     ("hp_platform/mindspore/tensor.py", "from mindspore import mint"),
     ("hp_dtensor/_torch.py", "import torch.nn"),
     ("hp_dtensor/_mindspore.py", "import mindspore"),
+    ("hp_dtensor/_torch/tensor.py", "import torch.nn"),
     ("hp_platform/platform.py", "def load():\n    import hp_platform.torch"),
     ("hp_fsdp/state.py", "import hp_dtensor, hp_platform"),
     ("hyper_parallel/cli.py", "import hp_fsdp, hp_tp, hp_recompute"),

@@ -30,8 +30,8 @@ def placements_of(mesh: Any, aliases: Sequence[Alias]) -> tuple[Placement, ...]:
     names = getattr(mesh, "mesh_dim_names", None)
     if names is None:
         raise ValueError(
-            f"aliases {tuple(aliases)} are names of mesh dims, but the mesh of shape {tuple(mesh.shape)} has none: make it with mesh_dim_names, or give "
-            f"placements"
+            f"aliases {tuple(aliases)} are names of mesh dims, but the mesh of shape {tuple(mesh.shape)} has none: make "
+            f"it with mesh_dim_names, or give placements"
         )
     stacks: list[Stack] = []
     used: set[str] = set()

@@ -35,5 +35,5 @@ def init_on_device(device: Any, include_buffers: bool = False) -> AbstractContex
 
 
 def adapter() -> Any:
-    """What only the framework can do: the module ``hp_dtensor._torch_init``."""
-    return importlib.import_module(f"hp_dtensor._{get_platform().platform_type.value}_init")
+    """What only the framework can do: the module ``hp_dtensor._torch.init``."""
+    return importlib.import_module(f"hp_dtensor._{get_platform().platform_type.value}.init")

@@ -67,6 +67,6 @@ def global_draws() -> AbstractContextManager[None]:
     """
     platform = get_platform()
     require(platform, "function_modes", what="global_draws()")
-    adapter = importlib.import_module(f"hp_dtensor._{platform.platform_type.value}_random")
+    adapter = importlib.import_module(f"hp_dtensor._{platform.platform_type.value}.random")
     block: AbstractContextManager[None] = adapter.GlobalDraws()
     return block

@@ -43,7 +43,7 @@ class DataMethods(DTensorBase):
                 f"set_ of a DTensor takes a DTensor, got {type(source).__name__}: use distribute_tensor"
             )
         with torch.no_grad():
-            self._local.set_(source._local)  # lint: allow in-place-method: of torch, where it works
+            self._local.set_(source._local)
         self._replace(source._spec)
         return self
 
@@ -53,7 +53,7 @@ class DataMethods(DTensorBase):
         torch._C._swap_tensor_impl(self, self._wrap(self._local, spec))
 
     def _write(self, value: torch.Tensor) -> None:
-        self._local.copy_(value)  # lint: allow in-place-method: of torch, which records it
+        self._local.copy_(value)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """``to(dtype)``, ``to(device)``, ``to(other)`` and their options, as of any tensor of torch.

@@ -16,8 +16,8 @@ from typing import Any
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hp_dtensor._torch_context import Call, Context, unwrapped
-from hp_dtensor._torch_dynamo import run_uncompiled
+from hp_dtensor._torch.context import Call, Context, unwrapped
+from hp_dtensor._torch.dynamo import run_uncompiled
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.skip_dispatch import is_skipped, on_locals

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hp_dtensor._torch_context import unwrapped
+from hp_dtensor._torch.context import unwrapped
 from hp_dtensor.base import DTensorBase
 from hp_dtensor.cotangents import gradient_of_dtensor
 from hp_dtensor.gradients import GradientMethods
@@ -39,7 +39,7 @@ class AutogradMethods(GradientMethods):
 
     def detach_(self) -> Any:
         """Take this tensor itself out of the graph."""
-        self._local.detach_()  # lint: allow in-place-method: of torch, where it works
+        self._local.detach_()
         self._marks = None
         return self
 

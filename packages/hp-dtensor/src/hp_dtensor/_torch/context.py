@@ -1,4 +1,4 @@
-"""What a foreign autograd Function on DTensors knows of its call, and the ``ctx`` that it is given: see :mod:`_torch_bridge`."""
+"""What a foreign autograd Function on DTensors knows of its call, and the ``ctx`` that it is given: see :mod:`hp_dtensor._torch.bridge`."""
 
 from __future__ import annotations
 

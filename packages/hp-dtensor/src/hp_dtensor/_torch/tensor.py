@@ -14,15 +14,15 @@ import torch
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from hp_dtensor import _torch_bridge
-from hp_dtensor._torch_answers import answers
-from hp_dtensor._torch_autograd import AutogradMethods
-from hp_dtensor._torch_bodies import body_of
-from hp_dtensor._torch_checkpoint import CheckpointMethods
-from hp_dtensor._torch_data import DataMethods
-from hp_dtensor._torch_dynamo import functions_of, run_uncompiled
-from hp_dtensor._torch_interop import InteropMethods
-from hp_dtensor._torch_tables import method_names, method_of, table
+from hp_dtensor._torch import bridge
+from hp_dtensor._torch.answers import answers
+from hp_dtensor._torch.autograd import AutogradMethods
+from hp_dtensor._torch.bodies import body_of
+from hp_dtensor._torch.checkpoint import CheckpointMethods
+from hp_dtensor._torch.data import DataMethods
+from hp_dtensor._torch.dynamo import functions_of, run_uncompiled
+from hp_dtensor._torch.interop import InteropMethods
+from hp_dtensor._torch.tables import method_names, method_of, table
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -57,7 +57,7 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
         """Every function of torch that meets a DTensor."""
         rule = TABLE.get(func)
         if rule is not None:
-            return _dispatch(rule, func, args, kwargs)
+            return dispatch(rule, func, args, kwargs)
         answer = ANSWERS.get(func)
         if answer is not None:
             return answer(*args, **kwargs or {})
@@ -82,13 +82,13 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
     def _cast(self, dtype: torch.dtype) -> Any:
         if dtype is self._local.dtype:
             return self
-        return _dispatch(_CAST, torch.Tensor.to, (self, dtype), None)
+        return dispatch(_CAST, torch.Tensor.to, (self, dtype), None)
 
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
 
 
-_dispatch = build_dispatch(DTensor, DTensor._wrap, torch.Tensor.copy_)
+dispatch = build_dispatch(DTensor, DTensor._wrap, torch.Tensor.copy_)
 _CAST = RULES["cast"]
 
 TABLE = table()
@@ -103,7 +103,7 @@ def _define_methods() -> None:
         if name in own:
             TABLE.pop(function, None)
         elif function in TABLE:
-            setattr(DTensor, name, method_of(function, TABLE[function], _dispatch))
+            setattr(DTensor, name, method_of(function, TABLE[function], dispatch))
 
 
 def _name(func: Any) -> str:
@@ -122,8 +122,8 @@ def _tensors(nest: Any) -> list[DTensor]:
 _define_methods()
 ANSWERS = answers(DTensor)
 """Function of torch -> what answers it instead of a rule."""
-run_uncompiled((_dispatch, *functions_of(DTensor, torch.Tensor)))
-_torch_bridge.install(DTensor)
+run_uncompiled((dispatch, *functions_of(DTensor, torch.Tensor)))
+bridge.install(DTensor)
 for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
     # Else optimizers and clip_grad_norm_ would go parameter by parameter, as torch's own DTensor tells them, too.
     if DTensor not in _types:

@@ -13,8 +13,8 @@ from typing import Any
 import mindspore
 
 from hp_dtensor import _names
-from hp_dtensor._mindspore_checkpoint import CheckpointMethods
-from hp_dtensor._mindspore_parameter import ParameterMethods
+from hp_dtensor._mindspore.checkpoint import CheckpointMethods
+from hp_dtensor._mindspore.parameter import ParameterMethods
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -51,7 +51,7 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
             primitive, name, args = args
             function = _RIGHT.get(func.name, lambda *local: func(primitive, name, local))
         if rule is not None:
-            return _dispatch(rule, function, args, kwargs)
+            return dispatch(rule, function, args, kwargs)
         if _process.open_skips.count and is_skipped(func):
             return on_locals(func, args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
@@ -83,7 +83,7 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
         return self.clone()
 
 
-_dispatch = build_dispatch(DTensor, DTensor._wrap)
+dispatch = build_dispatch(DTensor, DTensor._wrap)
 
 _RIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(
     ("MatMul", "MatMulExt", "matmul", "__matmul__"), get_platform().matmul
@@ -99,7 +99,7 @@ def _method(name: str, rule: Any) -> Callable[..., Any]:
     function = _RIGHT.get(name, getattr(mindspore.Tensor, name))
 
     def method(*args: Any, **kwargs: Any) -> Any:
-        return _dispatch(rule, function, args, kwargs)
+        return dispatch(rule, function, args, kwargs)
 
     method.__name__, method.__doc__ = name, function.__doc__
     return method

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hp_dtensor import random
 from hp_dtensor._names.random import DRAWING
-from hp_dtensor._torch_bodies import body_of
+from hp_dtensor._torch.bodies import body_of
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.rng.places import is_dtensor
 from hp_dtensor.rules import RULES
@@ -69,7 +69,7 @@ class GlobalDraws(TorchFunctionMode):
         result = outcome.run(*args, **kwargs)
         if not writes:
             return result
-        return args[0].copy_(result)  # lint: allow in-place-method: torch records it for backward
+        return args[0].copy_(result)
 
     def _spec_of(self, x: Any) -> Any:
         return make_spec(self._mesh, (REPLICATE,), tuple(x.shape)) if isinstance(x, torch.Tensor) else x
