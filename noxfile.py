@@ -135,6 +135,15 @@ def full_hp_dtensor(session: nox.Session) -> None:
     environments.run(session, environment, "-m", "pytest", *rules, *spread, *session.posargs, **variables)
 
 
+@nox.session(name="op-table", default=False)
+def op_table(session: nox.Session) -> None:
+    """Make the page of operations in the docs anew, by what their rules do on torch and on MindSpore."""
+    for framework in ("torch", "mindspore"):
+        environment = environments.ensure(session, framework)
+        environments.run(session, environment, "-m", "op_table", framework)
+    environments.run(session, environment, "-m", "op_table", "page")
+
+
 @nox.session(default=False)
 def train(session: nox.Session) -> None:
     """Train a small language model on real text, sharded over 4 processes: options after `--`, see `-- --help`."""

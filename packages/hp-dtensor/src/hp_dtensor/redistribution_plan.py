@@ -140,14 +140,14 @@ def _planned(spec: Spec, move: Move, itemsize: int) -> PlannedStep:
         return _exchanged(before, after, itemsize)
     names, num_ranks = mesh.mesh_dim_names, mesh.shape[move.mesh_dim]
     name = str(move.mesh_dim) if names is None else names[move.mesh_dim]
-    elements = _elements(spec, move, num_ranks)
+    elements = elements_of_move(spec, move, num_ranks)
     kind = move.step.value
     return PlannedStep(
         kind, name, num_ranks, repr(move.source), repr(move.target), math.ceil(elements * itemsize)
     )
 
 
-def _elements(spec: Spec, move: Move, num_ranks: int) -> float:
+def elements_of_move(spec: Spec, move: Move, num_ranks: int) -> float:
     """What the rank with the largest pieces sends: the first one."""
     share = (num_ranks - 1) / num_ranks
     if move.step is Step.ALL_GATHER:
