@@ -23,15 +23,27 @@ _NOT_SPECIALIZED = ["key0", "key1", "stream0", "stream1"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _place(length, count, base, n1, d1, n2, d2, d3, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Blocks (ROWS, BLOCKS) of a tile; offsets in the local tensor (ROWS, 4 * BLOCKS), and which of them exist."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    start = base + row // (n1 * n2) * d1 + row // n2 % n1 * d2 + row % n2 * d3
-    block = tl.program_id(1).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    element = tl.program_id(1).to(tl.int64) * (4 * BLOCKS) + tl.arange(0, 4 * BLOCKS)
-    column = element[None, :] - (start % 4)[:, None]
-    exists = (column >= 0) & (column < length) & (row < count)[:, None]
-    return (start // 4)[:, None] + block[None, :], row[:, None] * length + column, exists
+def _place(  # type: ignore[no-untyped-def]
+    length, count, per_row, base, n1, d1, n2, d2, d3,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
+    """Blocks (ROWS, BLOCKS) of a tile; offsets in the local tensor (ROWS, BLOCKS, 4), and which of them exist.
+
+    A program's four words per block stay in one thread. The grid has one axis: the others are short on some devices.
+    """
+    row = tl.program_id(0) // per_row * ROWS + tl.arange(0, ROWS)
+    local = tl.program_id(0) % per_row * BLOCKS + tl.arange(0, BLOCKS)
+    wide = row.to(tl.int64)
+    start = base + wide // (n1 * n2) * d1 + wide // n2 % n1 * d2 + wide % n2 * d3
+    lead = (start % 4)[:, None, None]
+    if IS_WIDE:
+        row = wide
+        local = local.to(tl.int64)
+    else:
+        lead = lead.to(tl.int32)
+    column = (local * 4)[None, :, None] + tl.arange(0, 4)[None, None, :] - lead
+    exists = (column >= 0) & (column < length) & (row < count)[:, None, None]
+    return (start // 4)[:, None] + local[None, :], row[:, None, None] * length + column, exists
 
 
 @triton.jit
@@ -58,15 +70,15 @@ def _words(block, key0, key1, stream0, stream1):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _in_turn(a, b, c, d, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, 4 * BLOCKS))
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, BLOCKS, 4))
 
 
 @triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "threshold"])  # type: ignore[untyped-decorator]
 def _dropout_kernel(  # type: ignore[no-untyped-def]
-    x, out, length, count, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
-    ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    x, out, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    blocks, offset, exists = _place(length, count, base, n1, d1, n2, d2, d3, ROWS, BLOCKS)
+    blocks, offset, exists = _place(length, count, per_row, base, n1, d1, n2, d2, d3, ROWS, BLOCKS, IS_WIDE)
     w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
     words = _in_turn(w0, w1, w2, w3, ROWS, BLOCKS)
     value = tl.load(x + offset, mask=exists).to(tl.float32)
@@ -121,10 +133,10 @@ def _normal_pair(first, second):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
 def _draw_kernel(  # type: ignore[no-untyped-def]
-    out, parameters, length, count, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    out, parameters, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1,
+    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    blocks, offset, exists = _place(length, count, base, n1, d1, n2, d2, d3, ROWS, BLOCKS)
+    blocks, offset, exists = _place(length, count, per_row, base, n1, d1, n2, d2, d3, ROWS, BLOCKS, IS_WIDE)
     w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
     shift, factor, largest = tl.load(parameters), tl.load(parameters + 1), tl.load(parameters + 2)
     if KIND == 0:
@@ -202,12 +214,14 @@ def _launch(
     rows = max(1, min(_BLOCKS_PER_PROGRAM // blocks, 2 ** math.ceil(math.log2(runs.count))))
     is_aligned = runs.base % 4 == 0 and all(distance % 4 == 0 for _, distance in runs.outer)
     per_row = -(-(runs.length + (0 if is_aligned else 3)) // (4 * blocks))
-    grid = (-(-runs.count // rows), per_row)
+    grid = (-(-runs.count // rows) * per_row,)
     words = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, stream & 0xFFFFFFFF, stream >> 32 & 0xFFFFFFFF)
     arguments = (
-        *tensors, runs.length, runs.count, runs.base, n2, d1, n3, d2, d3, *map(_signed, words), *more,
+        *tensors, runs.length, runs.count, per_row, runs.base, n2, d1, n3, d2, d3, *map(_signed, words), *more,
     )  # fmt: skip
-    constants = {**constants, "ROWS": rows, "BLOCKS": blocks}
+    # Offsets of a tile's last, empty part come up to its size beyond the end.
+    is_wide = (runs.count + rows) * (runs.length + 4 * blocks) >= 2**31
+    constants = {**constants, "ROWS": rows, "BLOCKS": blocks, "IS_WIDE": is_wide}
     if device.index is None or device.index == torch.accelerator.current_device_index():
         kernel[grid](*arguments, **constants, enable_fp_fusion=False)
     else:
