@@ -84,3 +84,31 @@ def test_in_place_operations_are_recorded_for_backward(world: World, at: Placeme
         grads.append([t.grad.full_tensor() if sharded else platform.get_grad(t) for t in (first, second)])
     for plain, of_shards in zip(*grads, strict=True):
         assert_parity(of_shards, plain, atol=100 * TOLERANCE[real], rtol=0)
+
+
+@distributed(2, backends=["torch", "cuda", "npu"])
+def test_writing_into_what_would_be_a_view_reaches_the_tensor_or_is_refused(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    whole, _ = _values(world, 0)
+    reaches = {
+        "a kept cut": lambda x: x.transpose(0, 1),
+        "whole dims": lambda x: x[:, 1],
+        "rows": lambda x: x.view(5, 3, 1),
+    }
+    copies = {
+        "a row": lambda x: x[0],
+        "a view of it": lambda x: x[0].view(3, 1),
+        "half": lambda x: x.narrow(0, 1, 2),
+    }
+    for name, view in reaches.items():
+        x, plain = distribute_tensor(whole, mesh, [Shard(0)]), world.platform.clone(whole)
+        view(x).zero_()
+        view(plain).zero_()
+        assert_parity(x.full_tensor(), plain, exact=True, name=name)
+    for view in copies.values():
+        x = distribute_tensor(whole, mesh, [Shard(0)])
+        with pytest.raises(ValueError, match="which is no view here: pieces had to move"):
+            view(x).zero_()
+        view(x).clone().zero_()
+        x[world.platform.tensor([0, 1], "int64", world.device)].zero_()  # never a view
+        assert_parity(x.full_tensor(), whole, exact=True)

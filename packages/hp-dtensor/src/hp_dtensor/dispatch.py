@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hp_dtensor import arguments
-from hp_dtensor.errors import name_of
+from hp_dtensor.errors import name_of, refuse_copy_of_view
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
 from hp_dtensor.redistribution import moves_between, run_moves
@@ -99,19 +99,26 @@ def build_dispatch(
             plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
             result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
             plans[tuple(key)] = plan
-            return result
+            return as_view(result, first, plan, function, args) if rule.views else result
         if plan.is_simple:
             result = function(*local, **kwargs) if kwargs else function(*local)
             # What changes nothing returns the same object, with the marks that it has.
             if result is first._local and plan.output is first._spec:
                 return first
-            return wrap(result, plan.output)
+            result = wrap(result, plan.output)
+            if rule.views and getattr(first, "_copy_of_view", None):
+                return as_view(result, first, plan, function, args)
+            return result
         if plan.is_direct and not rule.in_place:
             result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
             if result is first._local and plan.output is first._spec:
                 return first
-            return wrap(result, plan.output)
-        return run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+            result = wrap(result, plan.output)
+            if rule.views and getattr(first, "_copy_of_view", None):
+                return as_view(result, first, plan, function, args)
+            return result
+        result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+        return as_view(result, first, plan, function, args) if rule.views else result
 
     def written_out(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``out=``: the result, written into a tensor that stays as it lies. No gradient is recorded, as of the framework's."""
@@ -179,6 +186,16 @@ def build_dispatch(
             return first
         return wrap(result, plan.output)
 
+    def as_view(result: Any, first: Any, plan: Plan, function: Any, args: Sequence[Any]) -> Any:
+        """Results of an operation whose unsharded results are views. Where they are copies, since pieces moved, they know it."""
+        if sum(isinstance(arg, tensor_class) for arg in args) != 1:
+            return result
+        of = getattr(first, "_copy_of_view", None)
+        for x in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(x, tensor_class) and x is not first and (of or plan.moves or _is_summand(x, first)):
+                x._copy_of_view = of or name_of(function)
+        return result
+
     def wholes(result: Any, mesh: Any) -> Any:
         """Results that every rank has whole."""
         if isinstance(result, (list, tuple)):
@@ -193,6 +210,7 @@ def build_dispatch(
         """The operation in place: directly where the target stays as it lies, else by writing the result into it."""
         target = args[0]
         spec, own = target._spec, target._local
+        refuse_copy_of_view(target, name_of(function))
         assert plan.output is not None, f"rule {rule.name!r} of an in-place operation gives one tensor"
         if plan.output.shape != spec.shape:
             raise ValueError(
@@ -250,6 +268,12 @@ def bound(
         return rule.bind(args, kwargs)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name_of(function)} of a DTensor: {error}") from error
+
+
+def _is_summand(x: Any, first: Any) -> bool:
+    """Whether ranks that do not have it hold zeros in the place of a part of ``first``."""
+    pairs = zip(x._spec.placements, first._spec.placements, strict=True)
+    return any(new.is_partial() and not old.is_partial() for new, old in pairs)
 
 
 def _check_shape(result: Any, spec: Spec, rule: Rule, function: Any) -> None:

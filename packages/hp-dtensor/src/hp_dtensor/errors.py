@@ -29,3 +29,14 @@ def no_rule(name: str, specs: Sequence[Any]) -> NotImplementedError:
         f"{shown_specs(specs)}. Ways out: x.full_tensor() to work on the whole tensor, x.to_local() to work on this rank's "
         f"piece and DTensor.from_local() for the result, or a rule of your own (hp_dtensor.rules.rule)"
     )
+
+
+def refuse_copy_of_view(target: Any, name: str) -> None:
+    """ValueError if ``target`` is a copy where the unsharded program has a view: writing into it would be lost."""
+    source = getattr(target, "_copy_of_view", None)
+    if source is not None:
+        raise ValueError(
+            f"{name} would write into the result of {source}, which is no view here: pieces had to move for it, so the "
+            f"tensor that it was taken from would not change. Write into that one by index (x[...] = value), or clone() the "
+            f"result first"
+        )

@@ -92,10 +92,20 @@ def make_plan(
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
     plan = plan_of(outcome, given, function)
+    if rule.views and _makes_summands(plan, given):
+        return replace(plan, is_direct=False, is_simple=False)  # its results are told that they are no views
     if not rule.in_place:
         return plan
     # What writes by itself does so also into an empty piece: so the gradient of the value passes on every rank.
     return replace(plan, is_simple=False, is_empty=plan.is_empty and rule.functional is not None)
+
+
+def _makes_summands(plan: Plan, given: Sequence[Any]) -> bool:
+    own = next(arg for arg in given if isinstance(arg, Spec)).placements
+    return plan.output is not None and any(
+        new.is_partial() and not old.is_partial()
+        for new, old in zip(plan.output.placements, own, strict=True)
+    )
 
 
 def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:

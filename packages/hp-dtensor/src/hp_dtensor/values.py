@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_dtensor.base import DTensorBase
+from hp_dtensor.errors import refuse_copy_of_view
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.spec import make_spec, shown
 from hp_platform import get_platform
@@ -69,6 +70,7 @@ class ValueMethods(DTensorBase):
         return self._copy_from(src)
 
     def _copy_from(self, src: Any) -> Any:
+        refuse_copy_of_view(self, "copy_")
         spec, platform = self._spec, get_platform()
         if not isinstance(src, DTensorBase):
             if not platform.is_tensor(src):
@@ -95,6 +97,7 @@ class ValueMethods(DTensorBase):
 
     def zero_(self) -> Any:
         """Every element becomes zero. Returns this tensor. No communication."""
+        refuse_copy_of_view(self, "zero_")
         platform = get_platform()
         self._write(platform.zeros((), self._local.dtype, platform.device_of(self._local)))
         return self
@@ -111,7 +114,13 @@ class ValueMethods(DTensorBase):
         return self._new(1, size, dtype, device, requires_grad)
 
     def new_full(
-        self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        self,
+        size: Any,
+        fill_value: Any,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
     ) -> Any:
         """One value in any shape, Replicate on this tensor's mesh, with its dtype and device unless given."""
         return self._new(fill_value, (size,), dtype, device, requires_grad)

@@ -37,7 +37,7 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 
 class _Caches(torch.Tensor):
     # Slots of a base class: copies of a tensor's state (its __dict__ and own slots) leave them out.
-    __slots__ = ("_grad_dtensor", "_marks")
+    __slots__ = ("_copy_of_view", "_grad_dtensor", "_marks")
 
 
 class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, InteropMethods, _Caches):

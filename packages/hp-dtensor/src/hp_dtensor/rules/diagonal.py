@@ -31,7 +31,7 @@ def triangle(x: Any, diagonal: int = 0) -> Outcome:
     return replace(found, replaced={1: diagonal + shift})
 
 
-@rule("diagonal", params=("input", ("offset", 0), ("dim1", 0), ("dim2", 1)))
+@rule("diagonal", params=("input", ("offset", 0), ("dim1", 0), ("dim2", 1)), views=True)
 def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Outcome:
     """A diagonal of two dims, which becomes the last dim. Both are joined first."""
     (a,), (b,) = dims_of(dim1, len(x.shape)), dims_of(dim2, len(x.shape))

@@ -23,7 +23,7 @@ from hp_platform import get_platform
 Tensor = Any
 
 
-@rule("getitem", params=("input", "index"), normalise=normalised)
+@rule("getitem", params=("input", "index"), normalise=normalised, views=True)
 def getitem(x: Any, template: Template, *tensors: Any) -> Outcome:
     """Part of a tensor."""
     found = parsed(x, template, tensors)

@@ -26,7 +26,11 @@ def _of_matrices(name: str, x: Any, lasts: list[Shape], is_tuple: bool = False) 
 
 def _qr(m: int, n: int, mode: str = "reduced") -> list[Shape]:
     k = min(m, n)
-    sizes: dict[str, list[Shape]] = {"reduced": [(m, k), (k, n)], "complete": [(m, m), (m, n)], "r": [(0,), (k, n)]}
+    sizes: dict[str, list[Shape]] = {
+        "reduced": [(m, k), (k, n)],
+        "complete": [(m, m), (m, n)],
+        "r": [(0,), (k, n)],
+    }
     if mode not in sizes:
         raise ValueError(f"mode is {mode!r}; it is one of {', '.join(sizes)}")
     if mode == "r":

@@ -106,6 +106,8 @@ class Rule:
     """Whether the operation writes its result into its first argument, which therefore stays as it lies."""
     functional: Callable[..., Any] | None = None
     """The same operation that makes a new tensor. For in-place ones whose operands would have to move first."""
+    views: bool = False
+    """Whether results of the unsharded operation share the memory of its one tensor: writing into them would reach that."""
 
     _recipes: dict[tuple[Any, ...], _Recipe] = field(init=False, default_factory=dict, repr=False)
     """For each way to spell a call (how many by position, which names) what :meth:`bind` does."""
@@ -175,6 +177,7 @@ def rule(
     by_value: bool = True,
     in_place: bool = False,
     normalise: Normalise | None = None,
+    views: bool = False,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Enter a function as the rule ``name``: a decorator.
 
@@ -186,13 +189,14 @@ def rule(
         by_value: False where plans depend on the types of scalar arguments only.
         in_place: whether the operation writes into its first argument; ``plan`` must then leave that as it lies.
         normalise: see :attr:`Rule.normalise`.
+        views: whether the results of the unsharded operation on one tensor share its memory.
     """
     signature = tuple((p, REQUIRED) if isinstance(p, str) else p for p in params)
 
     def enter(plan: Callable[..., Outcome]) -> Callable[..., Outcome]:
         if name in RULES:
             raise ValueError(f"there is a rule {name!r} already; choose another name")
-        RULES[name] = Rule(name, plan, signature, packs, by_value, normalise, in_place)
+        RULES[name] = Rule(name, plan, signature, packs, by_value, normalise, in_place, views=views)
         return plan
 
     return enter

@@ -131,7 +131,7 @@ def whole_parts(x: Spec) -> list[Part]:
     return [Part(0, 1, n) for n in x.shape]
 
 
-@rule("narrow", params=("input", "dim", "start", "length"))
+@rule("narrow", params=("input", "dim", "start", "length"), views=True)
 def narrow(x: Any, dim: int, start: Any, length: int) -> Outcome:
     """``length`` elements of a dim from ``start`` on."""
     (at,) = dims_of(dim, len(x.shape))
@@ -147,7 +147,7 @@ def narrow(x: Any, dim: int, start: Any, length: int) -> Outcome:
     return Outcome((found.kept,), found.output, found.shape, run=lambda local, *_: found.taken(local))
 
 
-@rule("select", params=("input", "dim", "index"))
+@rule("select", params=("input", "dim", "index"), views=True)
 def select(x: Any, dim: int, index: Any) -> Outcome:
     """One element of a dim, without the dim."""
     (at,) = dims_of(dim, len(x.shape))

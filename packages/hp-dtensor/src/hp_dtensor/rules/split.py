@@ -58,6 +58,7 @@ def _renamed(*names: str) -> Any:
     "split",
     params=("tensor", ("split_size_or_sections", None), ("dim", 0)),
     normalise=_renamed("split_size", "split_sizes"),
+    views=True,
 )
 def split(x: Any, size: Any, dim: int = 0) -> Outcome:
     """Pieces of one size (the last one shorter), or of given sizes."""
@@ -82,7 +83,7 @@ def _of_sizes(x: Spec, sizes: Sequence[int], at: int) -> Outcome:
     return _pieces(x, tuple(sizes), at)
 
 
-@rule("chunk", params=("input", "chunks", ("dim", 0)))
+@rule("chunk", params=("input", "chunks", ("dim", 0)), views=True)
 def chunk(x: Any, chunks: int, dim: int = 0) -> Outcome:
     """At most ``chunks`` pieces of equal size, the last one shorter."""
     at, chunks = _dim(dim, x), _count(chunks, "the number of chunks")
@@ -93,7 +94,7 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> Outcome:
     return _pieces(x, [min(size, n - i) for i in range(0, n, size)], at)
 
 
-@rule("unbind", params=("input", ("dim", 0)))
+@rule("unbind", params=("input", ("dim", 0)), views=True)
 def unbind(x: Any, dim: int = 0) -> Outcome:
     """Every slice along a dim, without it."""
     at = _dim(dim, x)
@@ -109,6 +110,7 @@ def unbind(x: Any, dim: int = 0) -> Outcome:
     "tensor_split",
     params=("input", ("indices_or_sections", None), ("dim", 0)),
     normalise=_renamed("sections", "indices"),
+    views=True,
 )
 def tensor_split(x: Any, parts: Any, dim: int = 0) -> Outcome:
     """A number of pieces (the first ones longer), or the places of the cuts."""
@@ -133,20 +135,35 @@ def _evenly(x: Spec, parts: Any, at: int) -> Outcome:
     return _parts(x, parts, at)
 
 
-@rule("hsplit", params=("input", ("indices_or_sections", None)), normalise=_renamed("sections", "indices"))
+@rule(
+    "hsplit",
+    params=("input", ("indices_or_sections", None)),
+    normalise=_renamed("sections", "indices"),
+    views=True,
+)
 def hsplit(x: Any, parts: Any) -> Outcome:
     """Along dim 1; vectors along dim 0."""
     return _evenly(x, parts, _dim(0 if len(x.shape) == 1 else 1, x))
 
 
-@rule("vsplit", params=("input", ("indices_or_sections", None)), normalise=_renamed("sections", "indices"))
+@rule(
+    "vsplit",
+    params=("input", ("indices_or_sections", None)),
+    normalise=_renamed("sections", "indices"),
+    views=True,
+)
 def vsplit(x: Any, parts: Any) -> Outcome:
     """Along dim 0 of a tensor with at least two dims."""
     _needs(x, 2)
     return _evenly(x, parts, 0)
 
 
-@rule("dsplit", params=("input", ("indices_or_sections", None)), normalise=_renamed("sections", "indices"))
+@rule(
+    "dsplit",
+    params=("input", ("indices_or_sections", None)),
+    normalise=_renamed("sections", "indices"),
+    views=True,
+)
 def dsplit(x: Any, parts: Any) -> Outcome:
     """Along dim 2."""
     _needs(x, 3)

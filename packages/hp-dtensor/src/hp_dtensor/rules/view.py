@@ -108,13 +108,13 @@ def _same_blocks(
     return True
 
 
-@rule("view", params=("input", "shape"), packs=1)
+@rule("view", params=("input", "shape"), packs=1, views=True)
 def view(x: Any, shape: Any) -> Outcome:
     """view, reshape: ``shape`` may hold one -1."""
     return reshaped(x, _complete(x.shape, tuple(shape) if not isinstance(shape, int) else (shape,)))
 
 
-@rule("view_as", params=("input", "other"))
+@rule("view_as", params=("input", "other"), views=True)
 def view_as(x: Any, other: Any) -> Outcome:
     """view_as, reshape_as: the shape of another tensor, whose placements do not matter."""
     found = view(x, other.shape)
@@ -129,7 +129,7 @@ def _complete(source: Shape, wanted: Shape) -> Shape:
     return shape
 
 
-@rule("flatten", params=("input", ("start_dim", 0), ("end_dim", -1)))
+@rule("flatten", params=("input", ("start_dim", 0), ("end_dim", -1)), views=True)
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Outcome:
     """Dims ``start_dim`` to ``end_dim`` become one."""
     ndim = len(x.shape)
@@ -139,14 +139,14 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Outcome:
     return reshaped(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
-@rule("unflatten", params=("input", "dim", "sizes"))
+@rule("unflatten", params=("input", "dim", "sizes"), views=True)
 def unflatten(x: Any, dim: int, sizes: Any) -> Outcome:
     """One dim becomes several; ``sizes`` may hold one -1."""
     (at,) = dims_of(dim, len(x.shape))
     return reshaped(x, (*x.shape[:at], *_complete(x.shape[at : at + 1], tuple(sizes)), *x.shape[at + 1 :]))
 
 
-@rule("squeeze", params=("input", ("dim", None)))
+@rule("squeeze", params=("input", ("dim", None)), views=True)
 def squeeze(x: Any, dim: Any = None) -> Outcome:
     """Dims of size 1 vanish: all, or those of ``dim``. Which they are, the global shape says."""
     asked = range(len(x.shape)) if dim is None else dims_of(dim, len(x.shape))
@@ -158,7 +158,7 @@ def squeeze(x: Any, dim: Any = None) -> Outcome:
     return _as_reshape(x, kept, output, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-@rule("unsqueeze", params=("input", "dim"))
+@rule("unsqueeze", params=("input", "dim"), views=True)
 def unsqueeze(x: Any, dim: int) -> Outcome:
     """A new dim of size 1 at ``dim``."""
     (at,) = dims_of(dim, len(x.shape) + 1)
@@ -166,7 +166,7 @@ def unsqueeze(x: Any, dim: int) -> Outcome:
     return _as_reshape(x, x.placements, output, (*x.shape[:at], 1, *x.shape[at:]))
 
 
-@rule("ravel", params=("input",))
+@rule("ravel", params=("input",), views=True)
 def ravel(x: Any) -> Outcome:
     """All dims become one."""
     return reshaped(x, (math.prod(x.shape),))
@@ -179,7 +179,7 @@ def permuted(x: Spec, order: Sequence[int]) -> Outcome:
     return Outcome((x.placements,), output, tuple(x.shape[i] for i in order))
 
 
-@rule("permute", params=("input", "dim"), packs=1)
+@rule("permute", params=("input", "dim"), packs=1, views=True)
 def permute(x: Any, dim: Any) -> Outcome:
     """All dims in a new order."""
     order = dims_of(dim, len(x.shape)) if dim else ()
@@ -188,7 +188,7 @@ def permute(x: Any, dim: Any) -> Outcome:
     return permuted(x, order)
 
 
-@rule("transpose", params=("input", "dim0", ("dim1", None)))
+@rule("transpose", params=("input", "dim0", ("dim1", None)), views=True)
 def transpose(x: Any, dim0: Any, dim1: Any = None) -> Outcome:
     """Two dims change places; MindSpore also gives all dims in a new order."""
     if isinstance(dim0, tuple) and dim1 is None:
@@ -201,7 +201,7 @@ def transpose(x: Any, dim0: Any, dim1: Any = None) -> Outcome:
     return permuted(x, order)
 
 
-@rule("t", params=("input",))
+@rule("t", params=("input",), views=True)
 def t(x: Any) -> Outcome:
     """The transpose of a matrix; vectors and scalars stay."""
     if len(x.shape) > 2:
@@ -209,13 +209,13 @@ def t(x: Any) -> Outcome:
     return permuted(x, tuple(reversed(range(len(x.shape)))))
 
 
-@rule("adjoint", params=("input",))
+@rule("adjoint", params=("input",), views=True)
 def adjoint(x: Any) -> Outcome:
     """The last two dims swapped, complex values conjugated."""
     return transpose(x, -2, -1)
 
 
-@rule("movedim", params=("input", "source", "destination"))
+@rule("movedim", params=("input", "source", "destination"), views=True)
 def movedim(x: Any, source: Any, destination: Any) -> Outcome:
     """Dims move to other places; the others keep their order."""
     ndim = len(x.shape)
@@ -228,7 +228,7 @@ def movedim(x: Any, source: Any, destination: Any) -> Outcome:
 
 
 # ----------------------------------------------------------------------------------------------------------- dims repeat
-@rule("expand", params=("input", "shape"), packs=1)
+@rule("expand", params=("input", "shape"), packs=1, views=True)
 def expand(x: Any, shape: Any) -> Outcome:
     """Dims of size 1 stretch, new ones come in front; -1 keeps a size."""
     new = len(shape) - len(x.shape)
@@ -248,7 +248,7 @@ def expand(x: Any, shape: Any) -> Outcome:
     return Outcome((kept,), output, target, replaced={1: local_shape})
 
 
-@rule("expand_as", params=("input", "other"))
+@rule("expand_as", params=("input", "other"), views=True)
 def expand_as(x: Any, other: Any) -> Outcome:
     """To the shape of another tensor, whose placements do not matter."""
     found = expand(x, other.shape)
