@@ -1,11 +1,15 @@
-"""Measuring on several ranks: rank 0's sample counts, and the processes stay for the other side."""
+"""Measuring benchmarks on several ranks: rank 0's sample counts, and the processes stay for the other side."""
 
 import os
 import time
 
+import pytest
+
 from bench.case import Sample
 from bench.cases.dtensor import overhead
 from bench.ranks import measured_on_ranks
+
+pytestmark = pytest.mark.once  # the ranks are processes of torch on cpu
 
 
 def place(offset: int) -> Sample:
