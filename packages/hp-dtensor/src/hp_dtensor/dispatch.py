@@ -98,6 +98,8 @@ def build_dispatch(
                 )
             plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
             result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+            if result is NotImplemented:
+                return result  # an operator beside what it does not know: Python goes on with the other's
             plans[tuple(key)] = plan
             return as_view(result, first, plan, function, args) if rule.views else result
         if plan.is_simple:
@@ -174,6 +176,8 @@ def build_dispatch(
         if rule.in_place:
             return write_result(plan, rule, function, args, local, kwargs)
         result = run_plan(plan, function, args, local, kwargs)
+        if result is NotImplemented:
+            return result
         if plan.outputs is not None:
             return _like(
                 result, [_wrapped(x, spec, rule, function, wrap) for x, spec in _paired(result, plan)]

@@ -238,6 +238,36 @@ def test_saved_tensors_hooks_see_plain_tensors(world: World) -> None:
     loss.backward()
 
 
+class Keeps(torch.autograd.Function):
+    """Keeps its input for who holds the node; its output is a plain tensor."""
+
+    @staticmethod
+    def forward(x: Any, y: Any, name: str) -> Any:
+        return torch.empty(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.name = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return None, None, None
+
+
+@distributed(2, backends=TORCH)
+def test_a_node_gives_back_the_dtensors_that_it_keeps(world: World) -> None:
+    dx, _ = _placed(world, S0, R)
+    plain = torch.ones(3, device=world.device, requires_grad=True)
+    result = Keeps.apply(dx, plain, "kept")  # with it goes what its node keeps
+    node = result.grad_fn
+    found, beside = node.saved_tensors
+    assert isinstance(found, DTensor) and found.placements == dx.placements and found.requires_grad
+    assert torch.equal(found.full_tensor(), dx.full_tensor())
+    assert beside is plain
+    assert node.name == "kept"
+
+
 def _block(x: Any, w: Any) -> Any:
     return F.linear(F.gelu(F.linear(x, w)), w.transpose(0, 1))
 
@@ -310,6 +340,8 @@ def test_compiled_code_breaks_its_graph_at_dtensors_and_gives_the_same_numbers(w
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")
+# Raised inside of torch's tracer, which does not look for errors there, it would end in a SystemError.
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @distributed(2, backends=TORCH)
 def test_transforms_of_functions_are_refused(world: World) -> None:
     x = distribute_tensor(_inputs(world)[0], _mesh(world), [S0])

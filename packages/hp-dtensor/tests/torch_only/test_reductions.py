@@ -1,6 +1,8 @@
 """Reductions and losses across real ranks: values, gradients, placements, and what they communicate."""
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -86,7 +88,15 @@ def test_equal_elements_share_the_gradient_as_on_one_device(world: World) -> Non
     )
     for name, call in TIES.items():
         plain, x = values.clone().requires_grad_(), _cut(values, world)
-        call(plain).sum().backward()
+        try:
+            call(plain).sum().backward()
+        except RuntimeError as error:
+            # Not every torch knows the derivative of aminmax: then nor does a DTensor, and says so where it has elements.
+            assert name == "aminmax", error
+            refused = pytest.raises(RuntimeError, match=re.escape(str(error)))
+            with refused if x.to_local().numel() else nullcontext():
+                call(x).sum().backward()
+            continue
         call(x).sum().backward()
         assert_parity(x.grad, plain.grad, rtol=TOLERANCE, atol=TOLERANCE, name=name)
 

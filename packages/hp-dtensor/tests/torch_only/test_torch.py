@@ -367,6 +367,21 @@ def test_every_function_of_torch_has_a_rule_or_is_refused(world: World) -> None:
 
 
 @distributed(world_size=2, backends=TORCH)
+def test_operators_beside_what_is_no_number_answer_as_those_of_a_tensor(world: World) -> None:
+    plain = torch.ones(7, 11, dtype=torch.float64, device=world.device)
+    for placement in (Shard(0), Replicate()):
+        x = distribute_tensor(plain, _line(world), [placement])
+        for other in (None, "a", ..., object()):
+            for _ in range(2):  # also where the operation is known
+                assert (x == other) is (plain == other) is False
+                assert (other == x) is False
+                assert (x != other) is True
+                for call in (lambda a, b: a + b, lambda a, b: b - a, lambda a, b: a < b, lambda a, b: b / a):
+                    with pytest.raises(TypeError, match="not supported between|unsupported operand|str"):
+                        call(x, other)
+
+
+@distributed(world_size=2, backends=TORCH)
 def test_options_that_are_not_linear_reduce_first(world: World) -> None:
     local = torch.full((4,), [1.25, 2.5][world.rank], dtype=torch.float64, device=world.device)
     x = DTensor.from_local(local, _line(world), [Partial()])

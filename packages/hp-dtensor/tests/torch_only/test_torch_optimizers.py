@@ -1,5 +1,6 @@
 """torch's own optimizers, clipping and gradient scaling on DTensors: every step as in one process."""
 
+import re
 from typing import Any
 
 import pytest
@@ -65,7 +66,15 @@ def test_optimizer_steps_as_in_one_process(name: str, world: World) -> None:
         plain, cut = (_parameters(world, sharded=sharded) for sharded in (False, True))
         optimizers = [make(xs, lr=0.05, **options, **how) for xs in (plain, cut)]  # type: ignore[call-arg]
         lists = {"foreach": mode != "one by one"}
-        expected, found = (_train(xs, o, **lists) for xs, o in zip((plain, cut), optimizers, strict=True))
+        try:
+            expected = _train(plain, optimizers[0], **lists)
+        except RuntimeError as error:
+            # Not every torch has every fused optimizer on every device: then nor does it for DTensors.
+            assert mode == "fused", error
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                _train(cut, optimizers[1], **lists)
+            continue
+        found = _train(cut, optimizers[1], **lists)
         for x, y in zip([*found, *cut], [*expected, *plain], strict=True):
             assert_parity(x, y, rtol=TOLERANCE, atol=TOLERANCE, name=f"{name} {mode}")
         for parameter in cut:

@@ -16,8 +16,9 @@ from typing import Any
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hp_dtensor._torch.context import Call, Context, unwrapped
+from hp_dtensor._torch.context import Call, Context, as_tuple, unwrapped
 from hp_dtensor._torch.dynamo import run_uncompiled
+from hp_dtensor._torch.node import Node
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
@@ -58,7 +59,7 @@ def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     given, call.args, call.kwargs = call.args, (), {}  # the graph holds the call, and must not hold them
     results = [
         x if spec is None else _outer(x, spec, given, call)
-        for x, spec in zip(_as_tuple(result), call.outputs, strict=True)
+        for x, spec in zip(as_tuple(result), call.outputs, strict=True)
     ]
     return tuple(results) if isinstance(result, tuple) else results[0]
 
@@ -92,12 +93,12 @@ def _bridge(cls: Any) -> Any:
             cls.setup_context(context, call.args, result)
         else:
             result = cls.forward(context, *call.args, **call.kwargs)
-        call.set_outputs(_as_tuple(result))
+        call.set_outputs(as_tuple(result))
         return tuple(map(unwrapped, result)) if isinstance(result, tuple) else unwrapped(result)
 
     def backward(ctx: Any, *grads: Any) -> Any:
         call: Call = ctx._hp_call
-        found = _as_tuple(users_backward(Context(ctx, call), *call.gradients_of_outputs(grads)))
+        found = as_tuple(users_backward(Context(ctx, call), *call.gradients_of_outputs(grads)))
         return None, *call.local_gradients(found, ctx.needs_input_grad[1:], cls.__name__)
 
     backward = once_differentiable(backward) if is_once else backward
@@ -105,34 +106,8 @@ def _bridge(cls: Any) -> Any:
         cls.__name__, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     )
     node: Any = bridge._backward_cls
-    bridge._backward_cls = type(node.__name__, (_Node, node), {})
+    bridge._backward_cls = type(node.__name__, (Node, node), {})
     return bridge
-
-
-class _Node:
-    """The node of such a Function in the graph; its hooks see DTensors, as the Function does."""
-
-    def register_hook(self: Any, hook: Callable[..., Any]) -> Any:
-        """``hook(grad_inputs, grad_outputs)`` after this node's backward."""
-        call: Call = self._hp_call
-
-        def on_dtensors(grad_inputs: Any, grad_outputs: Any) -> Any:
-            result = hook(call.gradients_of_inputs(grad_inputs), call.gradients_of_outputs(grad_outputs))
-            return (
-                None if result is None else call.local_gradients_of_hook(_as_tuple(result), call.of_tensors)
-            )
-
-        return super().register_hook(on_dtensors)  # type: ignore[misc]
-
-    def register_prehook(self: Any, hook: Callable[..., Any]) -> Any:
-        """``hook(grad_outputs)`` before this node's backward."""
-        call: Call = self._hp_call
-
-        def on_dtensors(grad_outputs: Any) -> Any:
-            result = hook(call.gradients_of_outputs(grad_outputs))
-            return None if result is None else call.local_gradients_of_hook(_as_tuple(result), call.outputs)
-
-        return super().register_prehook(on_dtensors)  # type: ignore[misc]
 
 
 def _backward_of(cls: Any) -> Any:
@@ -141,7 +116,3 @@ def _backward_of(cls: Any) -> Any:
 
 def _has_setup(cls: Any) -> bool:
     return cls.setup_context is not Function.setup_context
-
-
-def _as_tuple(x: Any) -> tuple[Any, ...]:
-    return x if isinstance(x, tuple) else (x,)

@@ -17,6 +17,11 @@ def unwrapped(x: Any) -> Any:
     return x._local if isinstance(x, DTensorMethods) else x
 
 
+def as_tuple(x: Any) -> tuple[Any, ...]:
+    """One result or several, as a tuple."""
+    return x if isinstance(x, tuple) else (x,)
+
+
 def spec_of(x: Any) -> Any:
     """The spec of a DTensor; None of anything else."""
     return x._spec if isinstance(x, DTensorMethods) else None
@@ -67,6 +72,12 @@ class Call:
             for i, (g, spec) in enumerate(zip(grads, specs, strict=True))
         )
 
+    def saved_again(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """DTensors of the local tensors that were saved."""
+        return tuple(
+            x if spec is None else self.wrap(x, spec) for x, spec in zip(tensors, self.saved, strict=True)
+        )
+
     def _wrapped(self, grads: Sequence[Any], specs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
             g if g is None or spec is None else self.wrap(gradient_of_dtensor(g, spec), spec.grad)
@@ -105,17 +116,9 @@ class Context:
         return self._ctx.needs_input_grad[1:]
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Saves local tensors."""
+        """Saves local tensors; ``saved_tensors`` of the node makes them DTensors again."""
         self._call.saved = tuple(map(spec_of, tensors))
         self._ctx.save_for_backward(*map(unwrapped, tensors))
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """DTensors again."""
-        return tuple(
-            x if spec is None else self._call.wrap(x, spec)
-            for x, spec in zip(self._ctx.saved_tensors, self._call.saved, strict=True)
-        )
 
     def mark_dirty(self, *tensors: Any) -> None:
         """Inputs that forward wrote."""
