@@ -176,7 +176,7 @@ def test_values_gradients_and_placements_are_those_of_torch_or_the_difference_is
             assert_parity(value, other[1], atol=TOLERANCE, rtol=0, name=f"torch's {label}")
             if place != other[0]:
                 found.setdefault(name, {})[" ".join(kinds)] = (place, other[0])
-    assert compared > 8 * refused
+    assert compared > (10 if torch.__version__ >= ARGUED_FROM else 8) * refused
     if torch.__version__ < ARGUED_FROM:
         return  # that DTensor refuses more, and chooses otherwise: values and gradients are what it can tell
     for name in {*found, *DIFFERENT}:
