@@ -196,7 +196,7 @@ def build_dispatch(
             return result
         of = getattr(first, "_copy_of_view", None)
         for x in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(x, tensor_class) and x is not first and (of or plan.moves or _is_summand(x, first)):
+            if isinstance(x, tensor_class) and x is not first and (of or plan.is_copy):
                 x._copy_of_view = of or name_of(function)
         return result
 
@@ -272,12 +272,6 @@ def bound(
         return rule.bind(args, kwargs)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name_of(function)} of a DTensor: {error}") from error
-
-
-def _is_summand(x: Any, first: Any) -> bool:
-    """Whether ranks that do not have it hold zeros in the place of a part of ``first``."""
-    pairs = zip(x._spec.placements, first._spec.placements, strict=True)
-    return any(new.is_partial() and not old.is_partial() for new, old in pairs)
 
 
 def _check_shape(result: Any, spec: Spec, rule: Rule, function: Any) -> None:

@@ -65,6 +65,8 @@ class Plan:
     """Whether the operation runs on the local tensors as they are, and gives one tensor."""
     is_direct: bool
     """Whether ``run`` does so in its place."""
+    is_copy: bool = False
+    """Whether results that are views in the unsharded program are none here: pieces moved, or ranks hold zeros for a part."""
 
     def call(self, function: Callable[..., Any], local: list[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operation on local arguments that lie as it wants them. A plan serves all functions of its rule."""
@@ -92,8 +94,8 @@ def make_plan(
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
     plan = plan_of(outcome, given, function)
-    if rule.views and _makes_summands(plan, given):
-        return replace(plan, is_direct=False, is_simple=False)  # its results are told that they are no views
+    if rule.views and (plan.moves or _makes_summands(plan, given)):
+        return replace(plan, is_copy=True, is_direct=False, is_simple=False)
     if not rule.in_place:
         return plan
     # What writes by itself does so also into an empty piece: so the gradient of the value passes on every rank.
@@ -102,9 +104,11 @@ def make_plan(
 
 def _makes_summands(plan: Plan, given: Sequence[Any]) -> bool:
     own = next(arg for arg in given if isinstance(arg, Spec)).placements
-    return plan.output is not None and any(
+    results = [spec for spec in plan.outputs or (plan.output,) if spec is not None]
+    return any(
         new.is_partial() and not old.is_partial()
-        for new, old in zip(plan.output.placements, own, strict=True)
+        for spec in results
+        for new, old in zip(spec.placements, own, strict=True)
     )
 
 

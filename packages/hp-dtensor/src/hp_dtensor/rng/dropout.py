@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from hp_dtensor.rng.places import Generator, is_dtensor, place_of, take, whole_placements, wrapped_as
 from hp_platform import get_platform
 from hp_platform.draws import Distribution, Region
+from hp_platform.on_platform import once
 from hp_platform.random_stream import Draw
 
 Tensor = Any
@@ -39,7 +39,7 @@ def drop_local(local: Tensor, region: Region, p: float, generator: Generator) ->
         return platform.zeros_like(local)
     place = take(generator)
     if platform.requires_grad(local) and platform.is_grad_enabled():
-        dropped: Tensor = _functions(platform).Dropout.apply(local, p, place, region)
+        dropped: Tensor = _functions().Dropout.apply(local, p, place, region)
         return dropped
     return platform.dropout(local, p, place.seed, place.number, region)
 
@@ -56,7 +56,7 @@ def channel_factors(like: Tensor, region: Region, p: float, generator: Generator
     return platform.reshape(platform.dropout(ones, p, place.seed, place.number, region), shape)
 
 
-@cache
+@once
 def _functions(platform: Any) -> SimpleNamespace:
     class Dropout(platform.Function):
         @staticmethod
