@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hp_dtensor.sharded_module import shard_module as shard_module
     from hp_dtensor.sharding_plan import ShardingPlan as ShardingPlan
     from hp_dtensor.skip_dispatch import SkipDTensorDispatch as SkipDTensorDispatch
+    from hp_dtensor.spmd_check.block import check_spmd as check_spmd
     from hp_dtensor.styles.parallel_style import ParallelStyle as ParallelStyle
     from hp_dtensor.styles.parallelized_module import parallelize_module as parallelize_module
     from hp_dtensor.styles.prepare_module import PrepareModuleInput as PrepareModuleInput
@@ -78,6 +79,7 @@ _WHERE = {
     "StridedShard": "placements",
     "arange": "factories",
     "async_save": "checkpoint.background",
+    "check_spmd": "spmd_check.block",
     "custom_shard": "sharded_function",
     "distribute_module": "distributed_module",
     "distribute_tensor": "creation",

@@ -62,7 +62,7 @@ class DFunction(_Function):
         if not any(is_dtensor(x) for x in leaves(args)):
             return super().apply(*args)
         run = _runner(cls)
-        if _process.open_skips.count and is_skipped(run, cls._op_name):
+        if _process.open_modes.count and is_skipped(run, cls._op_name):
             return on_locals(run, args, None)
         return dispatch(_rule_of(cls, run), run, args, None)
 

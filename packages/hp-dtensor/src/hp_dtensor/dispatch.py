@@ -37,11 +37,15 @@ def build_dispatch(
     """
     plain: Any = get_platform().Tensor
 
-    skips = _process.open_skips
+    modes = _process.open_modes
 
     def dispatch(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
-        if skips.count and is_skipped(function, rule.name):
-            return on_locals(function, args, kwargs)
+        if modes.count:
+            if is_skipped(function, rule.name):
+                return on_locals(function, args, kwargs)
+            watcher = _process.spmd_watcher.get()
+            if watcher is not None:
+                return watcher.run(dispatch, rule, function, args, kwargs)
         if kwargs or rule.binds:
             if kwargs and kwargs.get("out") is not None:
                 return written_out(rule, function, args, dict(kwargs))

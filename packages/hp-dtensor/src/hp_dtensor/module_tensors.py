@@ -59,11 +59,6 @@ def put_parameter(places: Iterable[Place], dtensor: Any) -> None:
     """Make a DTensor the parameter in these places; it requires grad if it did."""
     platform: Any = get_platform()
     parameter = platform.parameter(dtensor, requires_grad=dtensor.requires_grad)
-    if not is_dtensor(parameter):
-        raise NotImplementedError(
-            f"{platform.platform_type.value} {platform.framework_version}: a DTensor cannot be a parameter of a module; keep "
-            f"DTensors outside of modules and hand them to functions, as custom_shard and parallelize_value_and_grad take them"
-        )
     for place in places:
         platform.set_parameter(place.owner, place.attribute, parameter)
 

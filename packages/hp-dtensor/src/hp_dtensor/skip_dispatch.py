@@ -44,12 +44,12 @@ class SkipDTensorDispatch:
 
     def __enter__(self) -> None:
         _process.skip_stack.set((*_process.skip_stack.get(), self._no_skip))
-        _process.open_skips.add(1)
+        _process.open_modes.add(1)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _process.open_skips.add(-1)
+        _process.open_modes.add(-1)
         _process.skip_stack.set(_process.skip_stack.get()[:-1])
 
 

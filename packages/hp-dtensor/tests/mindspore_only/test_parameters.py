@@ -55,6 +55,24 @@ def test_the_platforms_backward_starts_from_dtensors(world: World) -> None:
     loss = cell(distribute_tensor(_whole(3, 2), _mesh(world), [Shard(0)]))
     world.platform.backward([loss])
     assert_parity(cell.weight.grad, _whole(3, 2), exact=True)
+    assert world.platform.get_grad(cell.weight) is cell.weight.grad
+    world.platform.set_grad(cell.weight, None)
+    assert cell.weight.grad is None and world.platform.get_grad(cell.weight.to_local()) is None
+
+
+@distributed(2, backends=["mindspore"])
+def test_the_platform_makes_the_same_parameters(world: World) -> None:
+    p, piece = world.platform, distribute_tensor(_whole(3, 2), _mesh(world), [Shard(0)])
+    made = p.parameter(piece, requires_grad=False)
+    again = p.parameter(made)
+    for x, wants_grad in ((made, False), (again, True)):
+        assert p.is_parameter(x) and isinstance(x, DTensor) and x._spec is piece._spec
+        assert (x.requires_grad, x.is_leaf) == (wants_grad, True)
+        # The same memory, as of plain tensors.
+        assert x.to_local().data_ptr() == piece.to_local().data_ptr()
+    meta = DTensor.from_local(p.empty((2, 2), "float32", "meta"), _mesh(world), [Shard(0)], shape=(4, 2))
+    empty = p.parameter(meta)
+    assert isinstance(empty, DTensor) and empty.shape == (4, 2) and empty.to_local().is_meta
 
 
 @distributed(2, backends=["mindspore"])

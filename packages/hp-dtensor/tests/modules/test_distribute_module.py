@@ -14,8 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from layer_programs import check, make, make_mesh, placed_input, tensor
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-# MindSpore takes no DTensor as a Parameter.
-TORCH = ("torch", "cuda", "npu")
 COLUMNS = ("q", "k", "v", "up")
 ROWS = ("o", "down")
 
@@ -43,7 +41,7 @@ def _to_batch(module: Any, inputs: Any, mesh: Any) -> Any:
     return distribute_tensor(x, mesh, [S0 if name == "dp" else R for name in mesh.mesh_dim_names])
 
 
-@distributed(world_size=(1, 2, 3), backends=TORCH)
+@distributed(world_size=(1, 2, 3))
 def test_a_layer_on_a_line_of_ranks(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     assert distribute_module(module, mesh, _cutter(world.platform)) is module
@@ -63,7 +61,7 @@ def test_a_layer_on_a_grid(world: World) -> None:
     backward.assert_counts(all_reduce=14)
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_functions_at_the_doors_of_the_current_mesh(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     seen = []
@@ -79,7 +77,7 @@ def test_functions_at_the_doors_of_the_current_mesh(world: World) -> None:
     assert seen == [("Layer", (2,))]
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_the_old_form_of_the_functions_is_taken_with_a_warning(world: World) -> None:
     mesh, module = make_mesh(world), make(world, "MLP")
     with pytest.warns(FutureWarning, match=r"input_fn with two arguments \(inputs, mesh\) is the old form"):
@@ -87,7 +85,7 @@ def test_the_old_form_of_the_functions_is_taken_with_a_warning(world: World) -> 
     assert module(tensor(world, 5, 12)).placements == (R,)
 
 
-@distributed(world_size=(1, 2), backends=TORCH)
+@distributed(world_size=(1, 2))
 def test_parameters_and_buffers_that_nobody_cut_are_replicated(world: World) -> None:
     p, module = world.platform, make(world, "Tied")
     distribute_module(module, make_mesh(world))
@@ -100,7 +98,7 @@ def test_parameters_and_buffers_that_nobody_cut_are_replicated(world: World) -> 
 
 
 @pytest.mark.parametrize("cut", [("first",), ("last",), ("first", "last")])
-@distributed(world_size=(2, 3), backends=TORCH)
+@distributed(world_size=(2, 3))
 def test_a_tied_weight_stays_one_parameter(cut: tuple[str, ...], world: World) -> None:
     mesh, module = make_mesh(world), make(world, "Tied")
 
@@ -114,7 +112,7 @@ def test_a_tied_weight_stays_one_parameter(cut: tuple[str, ...], world: World) -
     check(world, module, placed_input(world, mesh), "Tied")
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_a_tied_weight_is_not_placed_in_two_ways(world: World) -> None:
     module = make(world, "Tied")
 

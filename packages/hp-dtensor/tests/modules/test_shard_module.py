@@ -17,8 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from layer_programs import check, make, make_mesh, placed_input, tensor, tolerance
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-# MindSpore takes no DTensor as a Parameter.
-TORCH = ("torch", "cuda", "npu")
 
 PARAMETERS: dict[str, Any] = {
     **{f"attention.{name}.weight": ("tp", "None") for name in "qkv"},
@@ -46,7 +44,7 @@ def _plan(mesh: Any) -> ShardingPlan:
     )
 
 
-@distributed(world_size=(1, 2, 3), backends=TORCH)
+@distributed(world_size=(1, 2, 3))
 def test_a_layer_on_a_line_of_ranks(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     assert shard_module(module, mesh, _plan(mesh)) is module
@@ -59,7 +57,7 @@ def test_a_layer_on_a_line_of_ranks(world: World) -> None:
             forward.assert_counts()
             backward.assert_counts()
         for _, parameter in world.platform.named_parameters(module):
-            parameter.grad = None
+            world.platform.set_grad(parameter, None)
 
 
 @distributed(world_size=4, backends=("torch", "cuda"))
@@ -72,7 +70,7 @@ def test_a_layer_on_a_grid(world: World) -> None:
     backward.assert_counts(all_reduce=14)
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_all_forms_of_the_call_do_the_same(world: World) -> None:
     mesh = make_mesh(world)
     plan = _plan(mesh)
@@ -104,7 +102,7 @@ def test_all_forms_of_the_call_do_the_same(world: World) -> None:
     check(world, module, placed_input(world, mesh))
 
 
-@distributed(world_size=(2, 3), backends=TORCH)
+@distributed(world_size=(2, 3))
 def test_parameters_hold_this_ranks_slice_of_their_own_values(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     before = dict(world.platform.named_parameters(make(world)))
@@ -131,7 +129,7 @@ def test_cuts_of_one_dim_over_two_mesh_dims_in_either_order(world: World) -> Non
         check(world, module, placed_input(world, mesh), "MLP")
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_a_frozen_parameter_stays_frozen_and_unnamed_ones_stay_plain(world: World) -> None:
     module = make(world, "MLP")
     world.platform.set_requires_grad_(module.up.weight, False)
@@ -142,7 +140,7 @@ def test_a_frozen_parameter_stays_frozen_and_unnamed_ones_stay_plain(world: Worl
 
 
 @pytest.mark.parametrize("named", ["first", "last", "both"])
-@distributed(world_size=(2, 3), backends=TORCH)
+@distributed(world_size=(2, 3))
 def test_a_tied_weight_stays_one_parameter(named: str, world: World) -> None:
     mesh, module = make_mesh(world), make(world, "Tied")
     places = ("first", "last") if named == "both" else (named,)
@@ -152,7 +150,7 @@ def test_a_tied_weight_stays_one_parameter(named: str, world: World) -> None:
     check(world, module, placed_input(world, mesh), "Tied")
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_a_copy_of_the_module_has_hooks_and_parameters_of_its_own(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     shard_module(module, mesh, _plan(mesh))
@@ -163,7 +161,7 @@ def test_a_copy_of_the_module_has_hooks_and_parameters_of_its_own(world: World) 
     assert module.mlp.up.weight.grad is None
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_a_second_plan_is_refused_and_changes_nothing(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     shard_module(module, mesh, ShardingPlan(input_plan={"mlp.input": [R]}))
@@ -240,7 +238,7 @@ def test_a_function_is_wrapped(world: World) -> None:
     assert_parity(result, (tensor(world, 5, 2) * 2).sum(0), **tolerance(world))
 
 
-@distributed(world_size=1, backends=TORCH)
+@distributed(world_size=1)
 def test_on_one_rank_the_model_comes_back_as_it_is(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     before = dict(world.platform.named_parameters(module))
@@ -256,11 +254,3 @@ def test_a_summand_is_not_handed_out_alone(world: World) -> None:
     placed = shard_module(lambda x: x.sum(0), mesh, ShardingPlan(return_local_tensor=[""]))
     with pytest.raises(ValueError, match=r"it is \(Partial\('sum'\),\).*give it a spec in output_plan"):
         placed(distribute_tensor(tensor(world, 4), mesh, [S0]))
-
-
-@distributed(world_size=2, backends=("mindspore",))
-def test_where_a_dtensor_cannot_be_a_parameter_this_is_said(world: World) -> None:
-    with pytest.raises(
-        NotImplementedError, match="mindspore .*: a DTensor cannot be a parameter of a module; keep"
-    ):
-        shard_module(make(world, "MLP"), make_mesh(world), ShardingPlan({"up.weight": [S0]}))

@@ -36,7 +36,7 @@ def test_operations_run_on_pieces_and_give_plain_results(world: World) -> None:
     assert_parity(doubled, x.to_local() + x.to_local(), exact=True)
     assert_parity(total, x.to_local().sum(), exact=True)
     assert _is_dtensor(x + x)
-    assert _process.open_skips.count == 0
+    assert _process.open_modes.count == 0
 
 
 @distributed(world_size=2)
@@ -59,7 +59,7 @@ def test_a_block_ends_with_an_error_and_may_be_entered_again(world: World) -> No
                 raise KeyError("x")
         except KeyError:
             assert _is_dtensor(x + 1)
-    assert _process.open_skips.count == 0
+    assert _process.open_modes.count == 0
 
 
 @distributed(world_size=2)

@@ -21,8 +21,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from layer_programs import check, input_of, make, make_mesh, placed_input, tensor, tolerance
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-# MindSpore takes no DTensor as a Parameter.
-TORCH = ("torch", "cuda", "npu")
 
 
 class Cut(ParallelStyle):
@@ -66,7 +64,7 @@ def _plan(mesh: Any) -> dict[str, Any]:
     }
 
 
-@distributed(world_size=(1, 2, 3), backends=TORCH)
+@distributed(world_size=(1, 2, 3))
 def test_a_layer_on_a_line_of_ranks(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     assert parallelize_module(module, mesh, _plan(mesh), src_data_rank=None) is module
@@ -85,7 +83,7 @@ def test_a_layer_on_a_grid(world: World) -> None:
     backward.assert_counts(all_reduce=14)
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_the_values_of_the_source_rank_count(world: World) -> None:
     mesh, module, p = make_mesh(world), make(world, "MLP"), world.platform
     with p.no_grad():
@@ -102,7 +100,7 @@ def test_the_values_of_the_source_rank_count(world: World) -> None:
     )
 
 
-@distributed(world_size=(1, 2), backends=TORCH)
+@distributed(world_size=(1, 2))
 def test_plain_inputs_and_outputs_around_a_layer(world: World) -> None:
     mesh, module = make_mesh(world), make(world)
     plan = _plan(mesh)
@@ -179,7 +177,7 @@ def test_any_object_with_apply_is_a_style_and_may_put_another_module_in_place(wo
     assert_parity(root(x), expected * 2, **tolerance(world))
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=2)
 def test_a_tied_weight_stays_one_parameter(world: World) -> None:
     mesh, module = make_mesh(world), make(world, "Tied")
     parallelize_module(module, mesh, {"last": Cut(S0, S0)}, src_data_rank=None)

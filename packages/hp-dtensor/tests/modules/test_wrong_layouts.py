@@ -70,8 +70,7 @@ def _twice_planned(world: World) -> Any:
 
 
 def _twice_distributed(world: World) -> Any:
-    # Nothing to replicate: MindSpore takes no DTensor as a Parameter.
-    module = world.platform.Module()
+    module = make(world, "MLP")
     return distribute_module(distribute_module(module, make_mesh(world)), make_mesh(world))
 
 

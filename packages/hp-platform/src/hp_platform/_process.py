@@ -46,8 +46,15 @@ skip_stack: ContextVar[tuple[frozenset[str], ...]] = ContextVar("hp_skip_stack",
 """Blocks of SkipDTensorDispatch entered, innermost last, each with the names of the operations that it does not skip."""
 
 
-class OpenSkips:
-    """How many such blocks are open in the whole process. Every operation asks this plain number before its context."""
+spmd_watcher: ContextVar[Any] = ContextVar("hp_spmd_watcher", default=None)
+"""What looks at every operation inside of a block of check_spmd, innermost; None outside, and while it runs an operation."""
+
+
+class OpenModes:
+    """How many blocks that change how operations run (SkipDTensorDispatch, check_spmd) are open in the whole process.
+
+    Every operation asks this one plain number before its context.
+    """
 
     __slots__ = ("_lock", "count")
 
@@ -61,7 +68,7 @@ class OpenSkips:
             self.count = self.count + number
 
 
-open_skips = OpenSkips()
+open_modes = OpenModes()
 
 
 class OpenRecorders:

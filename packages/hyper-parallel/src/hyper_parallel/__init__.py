@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hp_dtensor import StridedShard as StridedShard
     from hp_dtensor import arange as arange
     from hp_dtensor import async_save as async_save
+    from hp_dtensor import check_spmd as check_spmd
     from hp_dtensor import custom_shard as custom_shard
     from hp_dtensor import distribute_module as distribute_module
     from hp_dtensor import distribute_tensor as distribute_tensor
@@ -95,6 +96,7 @@ _WHERE = {
     "StridedShard": "hp_dtensor",
     "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
+    "check_spmd": "hp_dtensor",
     "custom_shard": "hp_dtensor",
     "destroy_process_group": "hp_platform",
     "distribute_module": "hp_dtensor",

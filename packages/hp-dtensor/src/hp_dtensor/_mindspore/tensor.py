@@ -52,7 +52,7 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
             function = _RIGHT.get(func.name, lambda *local: func(primitive, name, local))
         if rule is not None:
             return dispatch(rule, function, args, kwargs)
-        if _process.open_skips.count and is_skipped(func):
+        if _process.open_modes.count and is_skipped(func):
             return on_locals(func, args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
             return next(_tensors(args)).detach()
@@ -109,7 +109,7 @@ def _refusal(name: str) -> Callable[..., Any]:
     function = getattr(mindspore.Tensor, name)
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        if _process.open_skips.count and is_skipped(function):
+        if _process.open_modes.count and is_skipped(function):
             return on_locals(function, args, kwargs)
         raise no_rule(f"Tensor.{name}", [x._spec for x in _tensors((args, kwargs))])
 

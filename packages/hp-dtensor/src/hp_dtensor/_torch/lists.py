@@ -33,7 +33,7 @@ def handlers() -> dict[Any, Callable[..., Any]]:
 
 def _unless_skipped(function: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _process.open_skips.count and is_skipped(function):
+        if _process.open_modes.count and is_skipped(function):
             return on_locals(function, args, kwargs)
         return handler(*args, **kwargs)
 

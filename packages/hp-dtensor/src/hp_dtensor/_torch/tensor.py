@@ -61,7 +61,7 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
         answer = ANSWERS.get(func)
         if answer is not None:
             return answer(*args, **kwargs or {})
-        if _process.open_skips.count and is_skipped(func):
+        if _process.open_modes.count and is_skipped(func):
             return on_locals(func, args, kwargs)
         body = body_of(func)
         if body is not None:

@@ -139,6 +139,8 @@ class MindSporeAutogradOps:
 
     def get_grad(self, x: mindspore.Tensor) -> mindspore.Tensor | None:
         """A leaf's gradient so far."""
+        if _private.keeps_grad(x):
+            return x.grad
         if not _private.is_leaf(x):
             raise ValueError(
                 f"a tensor of shape {tuple(x.shape)} that an operation made keeps no gradient; "
@@ -154,6 +156,9 @@ class MindSporeAutogradOps:
 
     def set_grad(self, x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
         """Put a leaf's gradient."""
+        if _private.keeps_grad(x):
+            x.grad = grad
+            return
         if grad is not None and grad.shape != x.shape:
             raise ValueError(
                 f"a gradient of shape {tuple(grad.shape)} does not fit a leaf of shape {tuple(x.shape)}"

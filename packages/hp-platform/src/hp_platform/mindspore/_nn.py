@@ -45,8 +45,13 @@ class MindSporeNNOps:
 
     # --- parameters
     def parameter(self, data: mindspore.Tensor, requires_grad: bool = True) -> mindspore.Parameter:
-        """A parameter over the memory of ``data``."""
+        """A parameter over the memory of ``data``; of a subclass of Tensor, one that is both."""
         ensure_recording()
+        if isinstance(data, mindspore.Parameter) and not data.is_meta:
+            data = ops.stop_gradient(data)  # of a parameter that is more than that, the rest
+        if type(data) is not mindspore.Tensor and not isinstance(data, mindspore.Parameter):
+            # The subclass's own __new__, which MindSpore calls, makes it.
+            return mindspore.Parameter(data, requires_grad=requires_grad)
         # The constructor copies; made without memory, the parameter takes over that of data.
         made = mindspore.Parameter(
             mint.empty(data.shape, dtype=data.dtype, device="meta"), requires_grad=requires_grad

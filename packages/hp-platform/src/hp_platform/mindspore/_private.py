@@ -92,6 +92,11 @@ def set_grad(x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
     x._grad = grad
 
 
+def keeps_grad(x: mindspore.Tensor) -> bool:
+    """Whether its class, derived from Tensor, keeps gradients in a place of its own: behind a property ``grad``."""
+    return isinstance(getattr(type(x), "grad", None), property)
+
+
 def update_data(x: mindspore.Tensor, data: mindspore.Tensor) -> None:
     """Let the object ``x`` stand for the memory of ``data``; shape, strides and dtype follow, leaf and hooks stay."""
     x._update_data(data)
