@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hp_platform import _process
 
@@ -16,8 +16,7 @@ DEFAULT_SEED = 0
 """Of a process that seeds nothing: the same on all ranks, since ranks that differ would disagree silently."""
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """The place of one operation in a stream: key and high half of the counter of the Philox generator."""
 
     seed: int

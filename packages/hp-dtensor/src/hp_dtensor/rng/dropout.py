@@ -67,6 +67,9 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
             # A linear map is its own derivative, and this one its own adjoint.
-            return Dropout.apply(g, *ctx.given), None, None, None
+            if platform.requires_grad(g) and platform.is_grad_enabled():
+                return Dropout.apply(g, *ctx.given), None, None, None
+            p, place, region = ctx.given
+            return platform.dropout(g, p, place.seed, place.number, region), None, None, None
 
     return SimpleNamespace(Dropout=Dropout)

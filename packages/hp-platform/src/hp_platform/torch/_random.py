@@ -50,23 +50,24 @@ class TorchRandomOps:
         if kind == "cpu":
             return draw_on_cpu(distribution, seed, stream, region)
         fused = self._devices[kind].fused_draws()
-        if fused is not None and fused.can_draw(distribution, region):
-            drawn: torch.Tensor = fused.draw(distribution, seed, stream, region, torch.device(device))
-            return drawn
+        if fused is not None:
+            drawn: torch.Tensor | None = fused.draw(distribution, seed, stream, region, torch.device(device))
+            if drawn is not None:
+                return drawn
         if distribution.is_whole or self._devices[kind].rounds_like_ieee:
             return draw_on_device(distribution, seed, stream, region, device)
         return draw_on_cpu(distribution, seed, stream, region).to(device)
 
     def dropout(self, x: torch.Tensor, p: float, seed: int, stream: int, region: Region) -> torch.Tensor:
         """Scaled values and zeros."""
+        fused = None if x.is_meta else self._devices[x.device.type].fused_draws()
+        if fused is not None:
+            result: torch.Tensor | None = fused.dropout(x, p, seed, stream, region)
+            if result is not None:
+                return result
         x = x.detach()
         scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-        dropped = Distribution.event(p)
-        fused = None if x.is_meta else self._devices[x.device.type].fused_draws()
-        if fused is not None and fused.can_drop(x, region):
-            result: torch.Tensor = fused.dropout(x, dropped, scale, seed, stream, region)
-            return result
-        mask = self.draw(dropped, seed, stream, region, str(x.device))
+        mask = self.draw(Distribution.event(p), seed, stream, region, str(x.device))
         return torch.where(mask, torch.zeros((), dtype=x.dtype, device=x.device), x * scale)
 
     def is_recomputing(self) -> bool:

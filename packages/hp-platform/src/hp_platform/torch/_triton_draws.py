@@ -1,4 +1,4 @@
-"""Draws and dropout on cuda in one kernel each, by Triton. Imported where Triton is installed and used first.
+"""The kernels of draws and of dropout in Triton; :mod:`hp_platform.torch._triton_launches` launches them.
 
 The values are those of :mod:`hp_platform.draws`, to the bit: the same cipher, and for numbers the same float64 arithmetic in
 the same order, with the fusion of products and sums turned off.
@@ -6,19 +6,9 @@ the same order, with the fusion of products and sums turned off.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 
-from hp_platform.draws import Distribution, Region
-
-_BLOCKS_PER_PROGRAM = 512  # 2048 elements by 128 threads
-_LEVELS = 3
-_UNIFORM, _NORMAL = 0, 1
-_KINDS = {"uniform": _UNIFORM, "normal": _NORMAL}
 _NOT_SPECIALIZED = ["key0", "key1", "stream0", "stream1"]
 
 
@@ -74,7 +64,7 @@ def _in_turn(a, b, c, d, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ign
 
 
 @triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "threshold"])  # type: ignore[untyped-decorator]
-def _dropout_kernel(  # type: ignore[no-untyped-def]
+def dropout_kernel(  # type: ignore[no-untyped-def]
     x, out, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -132,7 +122,7 @@ def _normal_pair(first, second):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def _draw_kernel(  # type: ignore[no-untyped-def]
+def draw_kernel(  # type: ignore[no-untyped-def]
     out, parameters, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1,
     KIND: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -151,79 +141,3 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         most = largest.to(tl.float32)
         value = tl.where(value < most, value, most)
     tl.store(out + offset, value.to(out.dtype.element_ty), mask=exists)
-
-
-def can_draw(distribution: Distribution, region: Region) -> bool:
-    """Whether the kernel has this kind, and steps through this region."""
-    return distribution.kind in _KINDS and distribution.dtype == "float32" and _is_simple(region)
-
-
-def draw(
-    distribution: Distribution, seed: int, stream: int, region: Region, device: torch.device
-) -> torch.Tensor:
-    """See :class:`hp_platform.protocols.RandomOps`. One launch, and a copy of three numbers to the device."""
-    out = torch.empty(region.size, dtype=getattr(torch, distribution.result), device=device)
-    # float64 arguments of a kernel would arrive in float32.
-    numbers = [
-        distribution.shift,
-        distribution.scale,
-        min(distribution.largest, float(torch.finfo(torch.float32).max)),
-    ]
-    parameters = torch.tensor(numbers, dtype=torch.float64, device=device)
-    _launch(_draw_kernel, device, region, (out, parameters), (), seed, stream, KIND=_KINDS[distribution.kind])
-    return out
-
-
-def can_drop(x: torch.Tensor, region: Region) -> bool:
-    """Whether the kernel has this dtype (float64 would lose digits), and steps through this region."""
-    return x.dtype in (torch.float32, torch.float16, torch.bfloat16) and _is_simple(region)
-
-
-def dropout(
-    x: torch.Tensor, dropped: Distribution, scale: float, seed: int, stream: int, region: Region
-) -> torch.Tensor:
-    """See :class:`hp_platform.protocols.RandomOps`. One launch; reads ``x`` and writes the result."""
-    if dropped.threshold == 2**32:  # no word of 32 bits
-        return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    _launch(_dropout_kernel, x.device, region, (x, out), (_signed(dropped.threshold), scale), seed, stream)
-    return out
-
-
-def _is_simple(region: Region) -> bool:
-    return len(region.runs().outer) <= _LEVELS
-
-
-def _signed(word: int) -> int:
-    """The 32 bits as a signed number, so that an argument of a kernel has one type whatever its value."""
-    return word - 2**32 if word >= 2**31 else word
-
-
-def _launch(
-    kernel: Any, device: torch.device, region: Region, tensors: tuple[Any, ...], more: tuple[Any, ...],
-    seed: int, stream: int, **constants: int,
-) -> None:  # fmt: skip
-    runs = region.runs()
-    if runs.count == 0 or runs.length == 0:
-        return
-    levels = (*((1, 0),) * (_LEVELS - len(runs.outer)), *runs.outer)
-    (_, d1), (n2, d2), (n3, d3) = levels
-    # Tiles of one row where rows are long, of many rows where they are short.
-    blocks = min(_BLOCKS_PER_PROGRAM, 2 ** math.ceil(math.log2(-(-runs.length // 4) + 1)))
-    rows = max(1, min(_BLOCKS_PER_PROGRAM // blocks, 2 ** math.ceil(math.log2(runs.count))))
-    is_aligned = runs.base % 4 == 0 and all(distance % 4 == 0 for _, distance in runs.outer)
-    per_row = -(-(runs.length + (0 if is_aligned else 3)) // (4 * blocks))
-    grid = (-(-runs.count // rows) * per_row,)
-    words = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, stream & 0xFFFFFFFF, stream >> 32 & 0xFFFFFFFF)
-    arguments = (
-        *tensors, runs.length, runs.count, per_row, runs.base, n2, d1, n3, d2, d3, *map(_signed, words), *more,
-    )  # fmt: skip
-    # Offsets of a tile's last, empty part come up to its size beyond the end.
-    is_wide = (runs.count + rows) * (runs.length + 4 * blocks) >= 2**31
-    constants = {**constants, "ROWS": rows, "BLOCKS": blocks, "IS_WIDE": is_wide}
-    if device.index is None or device.index == torch.accelerator.current_device_index():
-        kernel[grid](*arguments, **constants, enable_fp_fusion=False)
-    else:
-        with torch.accelerator.device_index(device.index):
-            kernel[grid](*arguments, **constants, enable_fp_fusion=False)

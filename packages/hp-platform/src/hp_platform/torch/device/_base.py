@@ -57,5 +57,5 @@ class TorchDevice(DeviceHandle, Protocol):
         ...
 
     def fused_draws(self) -> Any:
-        """The module whose kernels draw on this device (:mod:`hp_platform.torch._triton_draws`), or None: draws are composed."""
+        """Whose kernels draw on this device (:class:`hp_platform.torch._triton_launches.TritonDraws`); None: draws are composed."""
         ...

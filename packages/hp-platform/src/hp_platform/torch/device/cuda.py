@@ -64,7 +64,7 @@ class CudaDevice(AcceleratorDevice):
         # Triton comes with torch's CUDA builds; without it draws are composed.
         if importlib.util.find_spec("triton") is None:
             return None
-        return importlib.import_module("hp_platform.torch._triton_draws")
+        return importlib.import_module("hp_platform.torch._triton_launches").TritonDraws()
 
     def fused_draws(self) -> Any:
         """Kernels in Triton."""
