@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from hp_platform.testing.backends import select
-from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.command import main
 
 SMALL = [
@@ -63,6 +62,13 @@ def rows(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def step_of(out: Path) -> int:
+    """How many steps the newest checkpoint has behind it."""
+    root = out / "checkpoints"
+    index = json.loads((root / (root / "latest").read_text().strip() / "index.json").read_text())
+    return int(index["entries"]["run/step"]["value"])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_learns_and_leaves_its_results(backend: str, tmp_path: Path) -> None:
     output = train(
@@ -79,7 +85,7 @@ def test_it_learns_and_leaves_its_results(backend: str, tmp_path: Path) -> None:
     assert whole["embedding"].shape == (256, 32)
     assert whole["layers.1.feed_forward.down"].shape == (32, 48)
     assert all(np.isfinite(x).all() for x in whole.values())
-    assert checkpoint.find(tmp_path / "checkpoints").step == 12
+    assert step_of(tmp_path) == 12
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     (text,) = [line for line in output.splitlines() if line.startswith("generated: The ")]
     assert text
@@ -121,9 +127,9 @@ def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(tmp_
     train(*base, "--nproc", "2", "--steps", "8", "--out", tmp_path / "whole")
     part = tmp_path / "part"
     train(*base, "--nproc", "2", "--steps", "8", "--out", part)
-    # As if it had been stopped after the checkpoint at step 4, while writing the next one.
-    (part / "checkpoints" / "newest").write_text("step-000004\n")
-    (part / "checkpoints" / "step-000008").rename(part / "checkpoints" / "step-000008.partial")
+    # As if it had been killed after the checkpoint at step 4, while writing the next one.
+    (part / "checkpoints" / "latest").write_text("000001\n")
+    (part / "checkpoints" / "000002" / "index.json").unlink()
     train(*base, "--nproc", "3", "--steps", "8", "--resume", "--out", part)
     assert [row["step"] for row in rows(part)] == list(range(1, 9))
     ours, whole = load_file(part / "model.safetensors"), load_file(tmp_path / "whole" / "model.safetensors")
@@ -139,7 +145,7 @@ def test_a_killed_worker_ends_the_job_in_a_line_and_the_checkpoint_before_stays_
         stderr=subprocess.PIPE,
         text=True,
     )
-    newest = tmp_path / "checkpoints" / "newest"
+    newest = tmp_path / "checkpoints" / "latest"
     deadline = time.monotonic() + 120
     while not newest.exists():
         assert job.poll() is None, job.communicate()
@@ -156,7 +162,7 @@ def test_a_killed_worker_ends_the_job_in_a_line_and_the_checkpoint_before_stays_
     assert line.startswith("hyper-parallel train: rank 1 of 2 was killed by signal 9 (SIGKILL)")
     for pid in workers:
         assert not Path(f"/proc/{pid}").exists()
-    step = checkpoint.find(tmp_path / "checkpoints").step
+    step = step_of(tmp_path)
     assert step % 4 == 0
     output = train(
         *PLACE["torch"], *SMALL, "--nproc", "2", "--steps", step + 2, "--resume", "--out", tmp_path

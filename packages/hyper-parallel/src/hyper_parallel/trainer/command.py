@@ -108,7 +108,7 @@ def _resolve(arguments: argparse.Namespace) -> Options:
 def _check_out(options: Options) -> None:
     out = Path(options.out)
     if options.resume:
-        _check_resume(options, checkpoint.find(out / "checkpoints"))
+        _check_resume(options, checkpoint.find(out / "checkpoints", options.identity()))
     for folder in (out, out / "checkpoints"):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hp_platform
+from hp_dtensor import DTensor
 from hp_fsdp import MixedPrecisionPolicy, StateDictOptions, fully_shard, get_model_state_dict
 from hp_platform import collectives, get_platform, init_device_mesh
 from hyper_parallel.trainer import checkpoint
@@ -165,35 +166,32 @@ class _Job:
     def save(self, root: Path, step: int) -> None:
         """A sharded checkpoint after ``step`` steps."""
         checkpoint.save(
-            root / "checkpoints",
-            step=step,
-            rank=self.world.rank,
-            nproc=self.world.size,
-            parts={key: self.platform.to_numpy(self.platform.detach(x)) for key, x in self._state().items()},
-            shapes=self.shapes,
-            identity=self.options.identity(),
-            barrier=collectives.barrier,
+            root / "checkpoints", step=step, identity=self.options.identity(), tensors=self._tensors()
         )
 
     def resume(self, root: Path) -> int:
         """Load the newest checkpoint; the number of steps it has behind it. The command has checked that it fits."""
-        saved = checkpoint.find(root / "checkpoints")
-        platform = self.platform
-        with platform.no_grad():
-            for key, x in self._state().items():
-                name = key.partition("/")[2]
-                rows = checkpoint.load_rows(saved, key, self.shapes[name], self.world.rank, self.world.size)
-                platform.copy_(x, platform.tensor(rows, device=self.device))
+        saved = checkpoint.find(root / "checkpoints", self.options.identity())
+        checkpoint.load(saved, self._tensors())
         self.optimizer.step_count = saved.step
         return saved.step
 
-    def _state(self) -> dict[str, Any]:
-        """Local parts of all that a checkpoint holds; rows of dim 0 by the chunk rule."""
-        optimizer = self.optimizer
-        parts = {f"parameter/{name}": p for name, p in optimizer.parameters.items()}
-        parts.update({f"mean/{name}": m for name, m in optimizer.mean.items()})
-        parts.update({f"square/{name}": v for name, v in optimizer.square.items()})
-        return parts
+    def _tensors(self) -> dict[str, dict[str, Any]]:
+        """All that a checkpoint holds, as DTensors over the memory of parameters and optimizer state."""
+        values = get_model_state_dict(self.model)
+        parameters = {name: values[name] for name in self.shapes}
+
+        def placed(moments: dict[str, Any]) -> dict[str, DTensor]:
+            return {
+                name: DTensor.from_local(moments[name], x.device_mesh, x.placements, shape=x.shape)
+                for name, x in parameters.items()
+            }
+
+        return {
+            "parameter": parameters,
+            "mean": placed(self.optimizer.mean),
+            "square": placed(self.optimizer.square),
+        }
 
     def export(self, file: Path) -> None:
         """Whole parameters as one plain safetensors file, written by rank 0. Communication: the gathers of all parameters."""
