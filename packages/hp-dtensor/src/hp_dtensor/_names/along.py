@@ -14,6 +14,14 @@ FUNCTIONS: Final[dict[str, str]] = {
     "kthvalue": "kthvalue",
     "order_statistic": "mode",
     "median": "median nanmedian",
+    "glu": "_C._nn.glu",
+    "diff": "diff",
+    "trapezoid": "trapezoid trapz",
+    "cumulative_trapezoid": "cumulative_trapezoid",
+    "quantile": "quantile nanquantile",
+    "renorm": "renorm",
+    "cov": "cov",
+    "corrcoef": "corrcoef",
 }
 
 IN_PLACE: Final[dict[str, str]] = {"cumsum": "cumsum_", "cumulative": "cumprod_"}

@@ -15,6 +15,15 @@ FUNCTIONS: Final[dict[str, str]] = {
         if name != "adaptive_max_pool1d"
     },
     "interpolate": "interpolate",
+    "pixel_shuffle": "pixel_shuffle",
+    "pixel_unshuffle": "pixel_unshuffle",
+    "channel_shuffle": "channel_shuffle",
+    "im2col": "_C._nn.im2col",
+    "col2im": "_C._nn.col2im",
+    "grid_sampler": "grid_sampler",
+    "affine_grid_generator": "affine_grid_generator",
+    "max_unpool2d": "_C._nn.max_unpool2d",
+    "max_unpool3d": "_C._nn.max_unpool3d",
     # The function of torch itself gives places, too, unlike that of torch.nn.functional.
     "adaptive_max_pool1d_with_indices": "adaptive_max_pool1d_with_indices adaptive_max_pool1d",
     "adaptive_max_pool1d": "nn.functional.adaptive_max_pool1d",

@@ -16,7 +16,15 @@ FUNCTIONS: Final[dict[str, str]] = {
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign softshrink hardshrink tanhshrink threshold hardtanh
     hardsigmoid hardswish logsigmoid
     long int short bool char byte
+    bitwise_left_shift __lshift__ __rlshift__ bitwise_right_shift __rshift__ __rrshift__
+    igamma igammac gammainc gammaincc gammaln mvlgamma multigammaln polygamma psi zeta entr erfcx expit i0e i1 i1e log_ndtr ndtr
+    ndtri xlog1py airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0
+    modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 chebyshev_polynomial_t
+    chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he
+    laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
     """,
+    "prelu": "prelu",
     "where": "where",
     "identity": "neg negative __neg__ positive __pos__ clone contiguous float double half bfloat16",
     "cast": "to astype",
@@ -36,6 +44,7 @@ IN_PLACE: Final[dict[str, str]] = {
     eq_ ne_ not_equal_ gt_ greater_ ge_ greater_equal_ lt_ less_ le_ less_equal_
     logical_and_ logical_or_ logical_xor_ bitwise_and_ __iand__ bitwise_or_ __ior__ bitwise_xor_ __ixor__
     addcdiv_ addcmul_ lerp_ masked_fill_ relu_ threshold_ elu_ selu_ celu_ leaky_relu_ hardtanh_
+    bitwise_left_shift_ __ilshift__ bitwise_right_shift_ __irshift__ igamma_ igammac_ mvlgamma_ polygamma_
     """,
     "identity": """
     neg_ negative_

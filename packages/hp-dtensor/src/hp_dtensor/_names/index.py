@@ -12,6 +12,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     "embedding": "nn.functional.embedding",
     "rows_of": "_C._VariableFunctions.embedding",
     "index_put": "index_put",
+    "put": "put",
     "scatter": "scatter",
     "scatter_add": "scatter_add",
     "scatter_reduce": "scatter_reduce",
@@ -40,6 +41,7 @@ FUNCTIONS: Final[dict[str, str]] = {
 
 IN_PLACE: Final[dict[str, str]] = {
     "index_put": "index_put_",
+    "put": "put_",
     "scatter": "scatter_",
     "scatter_add": "scatter_add_",
     "scatter_reduce": "scatter_reduce_",

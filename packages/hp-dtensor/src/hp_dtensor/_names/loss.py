@@ -13,6 +13,15 @@ FUNCTIONS: Final[dict[str, str]] = {
     "kl_div": "nn.functional.kl_div",
     "cross_entropy": "cross_entropy",
     "nll_loss": "nll_loss",
+    # What the losses of torch.nn.functional end in.
+    "margin_ranking_loss": "_C._VariableFunctions.margin_ranking_loss",
+    "hinge_embedding_loss": "_C._VariableFunctions.hinge_embedding_loss",
+    "poisson_nll_loss": "_C._VariableFunctions.poisson_nll_loss",
+    "cosine_embedding_loss": "_C._VariableFunctions.cosine_embedding_loss",
+    "triplet_margin_loss": "_C._VariableFunctions.triplet_margin_loss",
+    "ctc_loss": "_C._VariableFunctions.ctc_loss",
+    "multi_margin_loss": "_C._nn.multi_margin_loss",
+    "multilabel_margin_loss": "_C._nn.multilabel_margin_loss",
 }
 
 PRIMITIVES: Final[dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products and distances."""
 
 from typing import Final
 
@@ -15,6 +15,10 @@ FUNCTIONS: Final[dict[str, str]] = {
     "cross": "cross",
     "linalg_cross": "linalg.cross",
     "multi_dot": "linalg.multi_dot",
+    "pairwise_distance": "pairwise_distance",
+    "cdist": "cdist _C._VariableFunctions.cdist",
+    "pdist": "pdist",
+    "dist": "dist",
     "einsum": "einsum",
     "addmm": "addmm",
     "addmv": "addmv",

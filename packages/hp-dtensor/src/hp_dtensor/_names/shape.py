@@ -50,6 +50,8 @@ FUNCTIONS: Final[dict[str, str]] = {
     "diag": "diag",
     "diag_embed": "diag_embed",
     "diagflat": "diagflat",
+    "trace": "trace",
+    "block_diag": "block_diag _C._VariableFunctions.block_diag",
     "narrow": "narrow narrow_copy",
     "select": "select",
 }
