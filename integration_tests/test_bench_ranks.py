@@ -7,6 +7,7 @@ import pytest
 
 from bench.case import Sample
 from bench.cases.dtensor import overhead
+from bench.cases.dtensor_layer import check_same_results, measure_layer
 from bench.ranks import measured_on_ranks
 
 pytestmark = pytest.mark.once  # the ranks are processes of torch on cpu
@@ -31,3 +32,32 @@ def test_both_sides_meet_the_same_processes_and_rank_0_counts() -> None:
 def test_overhead_is_what_the_second_call_takes_longer() -> None:
     found = overhead((lambda: time.sleep(0), lambda: time.sleep(0.001)), num_calls=3)
     assert 900 < found < 20_000
+
+
+@pytest.mark.parametrize("name", ["ours", "torch"])
+def test_the_layer_runs_in_both_libraries_with_equal_losses_and_gradients(name: str) -> None:
+    # The measurement itself compares, and raises where they differ.
+    with measured_on_ranks(2, measure_layer, name, 512)() as measure:
+        assert measure().value > 0
+
+
+def test_a_peer_that_computes_something_else_is_refused() -> None:
+    with (
+        pytest.raises(RuntimeError, match="the two sides do not compute the same: the loss differs by"),
+        measured_on_ranks(2, with_other_weights)() as measure,
+    ):
+        measure()
+
+
+def with_other_weights() -> Sample:
+    """The comparison of the layer, where torch's side is made from another seed."""
+    import torch
+
+    seed = torch.manual_seed
+    seeds = iter((0, 1))
+    torch.manual_seed = lambda _: seed(next(seeds))
+    try:
+        check_same_results(256)
+    finally:
+        torch.manual_seed = seed
+    return Sample(0.0)

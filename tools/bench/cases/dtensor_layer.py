@@ -2,12 +2,13 @@
 
 Weights of the projections are cut by heads and by hidden units, the norms run on pieces of the sequence, which are gathered
 in front of the projections and summed and cut behind them. On a machine without GPUs: a small layer on two processes.
+Before anything is measured, losses and gradients of both libraries are compared: a peer that computes something else is none.
 """
 
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 from bench.case import Better, Case, Sample
@@ -21,19 +22,21 @@ LLAMA_8B = (4096, 32, 8, 14336)
 SMALL = (64, 4, 2, 128)
 
 
+# How far the two may lie apart, relative to the norm: they round in different places.
+TOLERANCE = {"cuda": 5e-2, "cpu": 1e-5}
+
+
 def measure_layer(name: str, length: int) -> Sample:
     """On a rank: one forward and backward of the layer, in milliseconds; the median of five repetitions, and peak memory."""
-    kind = Kind(name)
-    torch = kind.torch
-    num_ranks = torch.distributed.get_world_size()
-    device = device_type(num_ranks)
-    sizes = LLAMA_8B if device == "cuda" else SMALL
-    step = _step(kind, device, num_ranks, length if device == "cuda" else 16, sizes)
+    check_same_results(length)
+    layer = Layer(name, length)
+    torch, device = layer.kind.torch, layer.device
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for _ in range(3):
-        step()
+        layer.step()
     wait()
     if device == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(NUM_REPEATS):
@@ -41,57 +44,93 @@ def measure_layer(name: str, length: int) -> Sample:
         wait()
         start = time.perf_counter()
         for _ in range(NUM_STEPS):
-            step()
+            layer.step()
         wait()
         times.append((time.perf_counter() - start) / NUM_STEPS * 1e3)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
     return Sample(statistics.median(times), peak)
 
 
-def _step(
-    kind: Kind, device: str, num_ranks: int, length: int, sizes: tuple[int, int, int, int]
-) -> Callable[[], None]:
-    torch = kind.torch
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model, num_heads, num_groups, hidden = sizes
-    head, mesh = model // num_heads, kind.mesh(device, num_ranks)
-    torch.manual_seed(0)
+@cache
+def check_same_results(length: int) -> None:
+    """On a rank, once: RuntimeError unless losses and all gradients of both libraries agree."""
+    ours, peer = (Layer(name, length).results() for name in ("ours", "torch"))
+    for name, expected in peer.items():
+        found, expected = ours[name].double(), expected.double()
+        apart = ((found - expected).norm() / expected.norm()).item()
+        bound = TOLERANCE[expected.device.type]
+        if not apart <= bound:  # not for nan either
+            raise RuntimeError(
+                f"the two sides do not compute the same: {name} differs by {apart:.2e} of its norm, at most {bound:.0e} is "
+                f"rounding; a ratio of their times would mean nothing"
+            )
 
-    def placed(placement: Any, *shape: int, trained: bool = True) -> Any:
-        x = torch.randn(shape, device=device, dtype=dtype) * shape[-1] ** -0.5
-        return kind.distribute(x, mesh, [placement]).requires_grad_(trained)
 
-    rows, columns = kind.shard(0), kind.shard(1)
-    weights = {
-        "q": placed(rows, model, model),
-        "k": placed(rows, num_groups * head, model),
-        "v": placed(rows, num_groups * head, model),
-        "o": placed(columns, model, model),
-        "gate": placed(rows, hidden, model),
-        "up": placed(rows, hidden, model),
-        "down": placed(columns, model, hidden),
-        "first norm": placed(kind.replicate, model),
-        "second norm": placed(kind.replicate, model),
-    }
-    x = placed(kind.shard(1), 1, length, model)
-    angles = torch.arange(length, device=device)[:, None] / 1e4 ** (
-        torch.arange(head // 2, device=device) * 2 / head
-    )
-    turn = [
-        kind.distribute(f(angles).to(dtype)[:, None], mesh, [kind.replicate]) for f in (torch.cos, torch.sin)
-    ]
-    attention = torch.nn.attention
+class Layer:
+    """The layer's tensors in one of the libraries; the same values in both."""
 
-    def step() -> None:
+    def __init__(self, name: str, length: int) -> None:
+        self.kind = kind = Kind(name)
+        torch = kind.torch
+        num_ranks = torch.distributed.get_world_size()
+        self.device = device = device_type(num_ranks)
+        on_gpu = device == "cuda"
+        self.length = length if on_gpu else 16
+        self.sizes = model, num_heads, num_groups, hidden = LLAMA_8B if on_gpu else SMALL
+        head, mesh = model // num_heads, kind.mesh(device, num_ranks)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        torch.manual_seed(0)
+
+        def placed(placement: Any, *shape: int) -> Any:
+            x = torch.randn(shape, device=device, dtype=dtype) * shape[-1] ** -0.5
+            return kind.distribute(x, mesh, [placement]).requires_grad_()
+
+        rows, columns = kind.shard(0), kind.shard(1)
+        self.weights = {
+            "q": placed(rows, model, model),
+            "k": placed(rows, num_groups * head, model),
+            "v": placed(rows, num_groups * head, model),
+            "o": placed(columns, model, model),
+            "gate": placed(rows, hidden, model),
+            "up": placed(rows, hidden, model),
+            "down": placed(columns, model, hidden),
+            "first norm": placed(kind.replicate, model),
+            "second norm": placed(kind.replicate, model),
+        }
+        self.x = placed(kind.shard(1), 1, self.length, model)
+        angles = torch.arange(self.length, device=device)[:, None] / 1e4 ** (
+            torch.arange(head // 2, device=device) * 2 / head
+        )
+        self.turn = [
+            kind.distribute(f(angles).to(dtype)[:, None], mesh, [kind.replicate])
+            for f in (torch.cos, torch.sin)
+        ]
+
+    def backward(self) -> Any:
+        """Forward and backward; the loss."""
+        attention, on_gpu = self.kind.torch.nn.attention, self.device == "cuda"
         # torch's own has no rule for the fused attention of CPUs, and none for a causal mask there.
-        with nullcontext() if device == "cuda" else attention.sdpa_kernel(attention.SDPBackend.MATH):
-            y = _layer(kind, x, weights, turn, (num_heads, num_groups, head), is_causal=device == "cuda")
-        y.float().square().mean().backward()
-        x.grad = None
-        for weight in weights.values():
+        with nullcontext() if on_gpu else attention.sdpa_kernel(attention.SDPBackend.MATH):
+            model, *heads = self.sizes[:3]
+            y = _layer(
+                self.kind, self.x, self.weights, self.turn, (*heads, model // heads[0]), is_causal=on_gpu
+            )
+        loss = y.float().square().mean()
+        loss.backward()
+        return loss
+
+    def step(self) -> None:
+        """Forward and backward, and what an optimizer would do last."""
+        self.backward()
+        self.x.grad = None
+        for weight in self.weights.values():
             weight.grad = None
 
-    return step
+    def results(self) -> dict[str, Any]:
+        """Loss and gradients, whole and plain."""
+        found = {"the loss": self.backward().detach()}
+        found |= {f"the gradient of {name}": w.grad for name, w in [*self.weights.items(), ("x", self.x)]}
+        return {name: x.full_tensor() for name, x in found.items()}
 
 
 def _layer(
@@ -109,9 +148,10 @@ def _layer(
     sequence = [kind.shard(1)]
 
     def rotated(y: Any) -> Any:
-        first, second = y.unflatten(-1, (2, head // 2)).unbind(-2)
+        # Dims from the front: torch's own up to 2.11 places a stack (the backward of unbind) along a negative dim wrongly.
+        first, second = y.unflatten(3, (2, head // 2)).unbind(3)
         cos, sin = turn
-        return kind.torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return kind.torch.cat([first * cos - second * sin, second * cos + first * sin], 3)
 
     def projected(y: Any, name: str, count: int) -> Any:
         return functional.linear(y, weights[name]).view(batch, length, count, head)
@@ -119,8 +159,8 @@ def _layer(
     h = functional.rms_norm(x, (model,), weights["first norm"]).redistribute(placements=[kind.replicate])
     q, k = rotated(projected(h, "q", num_heads)), rotated(projected(h, "k", num_groups))
     v = projected(h, "v", num_groups)
-    # Every head of keys and values as often as heads of queries share it; a view until it is flattened.
-    k, v = (y.unsqueeze(3).expand(-1, -1, -1, num_heads // num_groups, -1).flatten(2, 3) for y in (k, v))
+    # Every head of keys and values as often as heads of queries share it.
+    k, v = (y.repeat_interleave(num_heads // num_groups, 2) for y in (k, v))
     a = functional.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=is_causal)
     a = a.transpose(1, 2).reshape(batch, length, model)
     x = x + functional.linear(a, weights["o"]).redistribute(placements=sequence)
