@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hp_dtensor.errors import name_of
@@ -49,6 +49,31 @@ def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) ->
         else adopt(arg, f"argument {position}")
         for position, arg in enumerate(args)
     )
+
+
+_NUMBERS = frozenset({"alpha", "beta", "value"})
+"""Keyword arguments that are numbers, for which frameworks take a tensor of one element, too."""
+
+
+def with_numbers(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments without tensors: a 0-d one that stands for a number, such as a learning rate, is read.
+
+    Communication: for a DTensor what its ``item()`` needs. ValueError for any other tensor.
+    """
+    platform = get_platform()
+
+    def read(name: str, value: Any) -> Any:
+        if not platform.is_tensor(value):
+            return value
+        is_recorded = platform.is_grad_enabled() and platform.requires_grad(getattr(value, "_local", value))
+        if name not in _NUMBERS or tuple(value.shape) or is_recorded:
+            raise ValueError(
+                f"{name_of(function)} of a DTensor takes no tensor for its argument {name!r}: give it by position, or leave "
+                f"it out"
+            )
+        return value.item()
+
+    return {name: read(name, value) for name, value in kwargs.items()}
 
 
 def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
 from hp_dtensor.redistribution import moves_between, run_moves
 from hp_dtensor.rules.registry import Rule
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
-from hp_dtensor.spec import Spec, make_spec
+from hp_dtensor.spec import Spec, make_spec, remember
 from hp_platform import _process, get_platform
 
 Tensor = Any
@@ -39,14 +39,20 @@ def build_dispatch(
 
     modes = _process.open_modes
 
-    def dispatch(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
+    def dispatch(
+        rule: Rule,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        is_bound: bool = False,
+    ) -> Any:
         if modes.count:
             if is_skipped(function, rule.name):
                 return on_locals(function, args, kwargs)
             watcher = _process.spmd_watcher.get()
             if watcher is not None:
                 return watcher.run(dispatch, rule, function, args, kwargs)
-        if kwargs or rule.binds:
+        if (kwargs or rule.binds) and not is_bound:
             if kwargs and kwargs.get("out") is not None:
                 return written_out(rule, function, args, dict(kwargs))
             args, kwargs = bound(rule, function, args, kwargs or {})
@@ -74,7 +80,7 @@ def build_dispatch(
                     if member is not None:
                         of_list = local_list(rule, function, arg)
                         if of_list is None:
-                            return dispatch(rule, function, adopted(rule, function, args), kwargs)
+                            return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
                         first = (
                             next(x for x in arg if isinstance(x, tensor_class)) if first is None else first
                         )
@@ -82,7 +88,7 @@ def build_dispatch(
                         local.append(of_list[1])
                         continue
                 elif isinstance(arg, plain):
-                    return dispatch(rule, function, adopted(rule, function, args), kwargs)
+                    return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
             key.append(kind)
             if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
                 key.append(_hashable(rule, function, arg))
@@ -92,19 +98,21 @@ def build_dispatch(
                 f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
             )
         if kwargs:
-            key.append(_key_of(rule, function, kwargs, plain))
+            if any(isinstance(value, plain) for value in kwargs.values()):
+                kwargs = arguments.with_numbers(function, kwargs)
+            key.append(_key_of(rule, function, kwargs))
         plans = first._spec.plans
         plan = plans.get(tuple(key))
         if plan is None:
             if any(x._spec.mesh is not first._spec.mesh for x in arguments.members(args, tensor_class)):
                 return dispatch(
-                    rule, function, arguments.on_one_mesh(function, args, tensor_class, wrap), kwargs
+                    rule, function, arguments.on_one_mesh(function, args, tensor_class, wrap), kwargs, True
                 )
             plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
             result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
             if result is NotImplemented:
                 return result  # an operator beside what it does not know: Python goes on with the other's
-            plans[tuple(key)] = plan
+            remember(plans, tuple(key), plan)
             return as_view(result, first, plan, function, args) if rule.views else result
         if plan.is_simple:
             result = function(*local, **kwargs) if kwargs else function(*local)
@@ -304,13 +312,7 @@ def _like(result: Any, values: list[Any]) -> Any:
     return make(values)
 
 
-def _key_of(rule: Rule, function: Any, kwargs: Mapping[str, Any], plain: Any) -> tuple[Any, ...]:
-    for name, value in kwargs.items():
-        if isinstance(value, plain):
-            raise ValueError(
-                f"{name_of(function)} of a DTensor takes no tensor for its argument {name!r}: give it by position, or leave "
-                f"it out"
-            )
+def _key_of(rule: Rule, function: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     key: list[Any] = []
     for name, value in kwargs.items():
         key.extend((name, type(value)))

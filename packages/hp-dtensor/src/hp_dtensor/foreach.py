@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import name_of
-from hp_dtensor.placements import REPLICATE
+from hp_dtensor.placements import REPLICATE, Placement, Shard
+from hp_dtensor.ragged import ragged_dim
 from hp_dtensor.spec import Spec, make_spec, shown
 from hp_platform import collectives, get_platform
 
@@ -80,15 +82,18 @@ def _reduced(spec: Spec) -> Spec:
 def _local(x: Any, spec: Spec | None, function: Any, index: int) -> Any:
     platform = get_platform()
     if isinstance(x, DTensorMethods):
-        if spec is None or x._spec.mesh != spec.mesh or x._spec.shape not in (spec.shape, ()):
+        given = x._spec.shape
+        if spec is None or x._spec.mesh != spec.mesh or not _fits(given, spec):
             first = "a plain tensor" if spec is None else f"a DTensor of {spec}"
             raise ValueError(
                 f"{name_of(function)}: at index {index} the first list has {first}, another one a DTensor of {x._spec}: "
                 f"lists must agree in shape and mesh at each index"
             )
-        if x._spec.shape == spec.shape:
-            return x._local if x._spec is spec else x.redistribute(placements=spec.placements)._local
-        return _number(x, function, index)
+        if not given:
+            return _number(x, function, index)
+        if x._spec is spec:
+            return x._local
+        return x.redistribute(placements=_beside(spec, given))._local
     if spec is None or not platform.is_tensor(x) or not x.shape:
         return x
     whole = all(placement.is_replicate() for placement in spec.placements)
@@ -98,6 +103,25 @@ def _local(x: Any, spec: Spec | None, function: Any, index: int) -> Any:
         f"{name_of(function)}: at index {index} a plain tensor of shape {tuple(x.shape)} meets a DTensor of {spec}: make it a "
         f"DTensor with distribute_tensor"
     )
+
+
+def _fits(shape: tuple[int, ...], spec: Spec) -> bool:
+    if shape in ((), spec.shape):
+        return True
+    can_broadcast = ragged_dim(spec.placements) is None and len(shape) <= len(spec.shape)
+    return can_broadcast and all(n in (1, m) for n, m in zip(shape[::-1], spec.shape[::-1], strict=False))
+
+
+def _beside(spec: Spec, shape: tuple[int, ...]) -> list[Placement]:
+    """How a tensor of this shape, which broadcasts to that of ``spec``, lies beside one of ``spec``."""
+    placements = []
+    for placement in spec.placements:
+        if isinstance(placement, Shard):
+            dim = placement.dim - len(spec.shape) + len(shape)
+            is_cut = dim >= 0 and shape[dim] == spec.shape[placement.dim]
+            placement = replace(placement, dim=dim) if is_cut else REPLICATE
+        placements.append(placement)
+    return placements
 
 
 def _number(x: Any, function: Any, name: Any) -> Any:

@@ -1,9 +1,10 @@
 """The marks of a tensor: identities whose backward sums the gradient of a Replicate that is used differently.
 
 [Note: lifetime of a mark] Three projections of one activation must cost one reduction, so a mark is kept with its DTensor,
-per set of mesh dims, while the local tensor is the same object at the same version. It is not made where no gradient is
-recorded. Its own backward drops it: kept over steps, all reductions of weights would run at the very end of backward and
-overlap would be lost. The mark knows its keeper weakly, so that nothing lives in a cycle.
+per set of mesh dims, while the local tensor is the same object at the same version and address (``local.data = other`` puts
+other memory under it, which no version counts). It is not made where no gradient is recorded. Its own backward drops it:
+kept over steps, all reductions of weights would run at the very end of backward and overlap would be lost. The mark knows
+its keeper weakly, so that nothing lives in a cycle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ class _Kept(NamedTuple):
     marked: Tensor
     source: Tensor
     version: int
+    address: int | None
+    """None where writes are not counted: asking for it would wait for the device there."""
+
+    def is_valid(self, local: Tensor, version: int) -> bool:
+        if self.source is not local or self.version != version:
+            return False
+        return self.address is None or self.address == get_platform().data_ptr(local)
 
 
 class Marks:
@@ -37,9 +45,10 @@ class Marks:
 
     def get(self, local: Tensor, spec: Spec, dims: tuple[int, ...]) -> Tensor:
         """``local`` behind the mark for these mesh dims, found or made."""
-        version = get_platform().version(local)
+        platform = get_platform()
+        version = platform.version(local)
         kept = self.by_dims.get(dims)
-        if kept is None or kept.source is not local or kept.version != version:
+        if kept is None or not kept.is_valid(local, version):
             keeper = weakref.ref(self)
 
             def used() -> None:
@@ -47,7 +56,8 @@ class Marks:
                 if marks is not None:
                     marks.by_dims.pop(dims, None)
 
-            kept = _Kept(self._made(local, spec, dims, used), local, version)
+            address = platform.data_ptr(local) if platform.supports("version_counter") else None
+            kept = _Kept(self._made(local, spec, dims, used), local, version, address)
             self.by_dims[dims] = kept
         return kept.marked
 

@@ -168,6 +168,18 @@ def _gradient_placement(placement: Placement) -> Placement:
     return PARTIAL if placement.reduce_op in ("avg", "max", "min") else REPLICATE
 
 
+MOST_PLANS = 16384
+"""So many plans are kept per mesh, some 25 MB: a program has some per operation and shape."""
+
+
+def remember(plans: MutableMapping[Any, Any], key: Any, plan: Any) -> None:
+    """Keep a plan. Where values or shapes that ever change make ever new ones, the older half goes first."""
+    if len(plans) >= MOST_PLANS:
+        for old in list(plans)[: MOST_PLANS // 2]:
+            del plans[old]
+    plans[key] = plan
+
+
 def shown(placements: Sequence[object]) -> str:
     """For messages: ``(Shard(0), Replicate())``."""
     return repr(tuple(placements))

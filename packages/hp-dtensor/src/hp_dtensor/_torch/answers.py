@@ -17,7 +17,7 @@ Answer = Callable[..., Any]
 _FROM_LOCAL = """
     is_floating_point is_complex is_signed element_size get_device is_contiguous is_inference is_conj is_neg is_cuda is_cpu
     is_meta is_xpu is_mps is_sparse is_quantized is_mkldnn is_nested is_vulkan is_xla is_ipu is_maia is_mtia layout itemsize
-    _version retains_grad output_nr names has_names _backward_hooks _post_accumulate_grad_hooks name volatile _is_zerotensor
+    _version retains_grad names has_names _backward_hooks _post_accumulate_grad_hooks name volatile _is_zerotensor
 """
 """Methods and attributes whose answer for the local tensor is the answer for the whole."""
 _OF_LOCALS = (torch._has_compatible_shallow_copy_type, torch.result_type)

@@ -31,7 +31,17 @@ class AutogradMethods(GradientMethods):
         self.requires_grad_(flag)
 
     is_leaf = property(lambda x: x._local.is_leaf, doc=GradientMethods.is_leaf.__doc__)
-    grad_fn = property(lambda x: x._local.grad_fn, doc="The node that made the local tensor.")
+    grad_fn = property(
+        lambda x: x._local.grad_fn,
+        doc="The node that made the local tensor. Of what redistribute() has gathered, a hook on the node sees a part only: see "
+        "[Note: two faces] in hp_dtensor.faces; hooks on the tensor see all.",
+    )
+
+    @property
+    def output_nr(self) -> int:
+        """Which result of ``grad_fn`` it is. torch's get_gradient_edge asks, so the whole gradient passes there from now on."""
+        whole_gradient(self, "the gradient edge")
+        return self._local.output_nr
 
     def detach(self) -> Any:
         """The same memory outside of the graph."""

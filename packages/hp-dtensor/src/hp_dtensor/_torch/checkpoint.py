@@ -64,11 +64,12 @@ class CheckpointMethods:
         """0: a DTensor has no memory of its own; ask ``to_local()``."""
         return 0
 
-    def new_empty(self, size: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    def new_empty(self, *size: Any, dtype: Any = None, device: Any = None) -> Any:
         """Uninitialised memory: of this tensor's shape it lies as this one, of another shape Replicate on its mesh."""
         spec = self._spec
-        if tuple(size) != spec.shape:
-            spec = make_spec(spec.mesh, (REPLICATE,) * len(spec.placements), tuple(size))
+        shape = tuple(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        if shape != spec.shape:
+            spec = make_spec(spec.mesh, (REPLICATE,) * len(spec.placements), shape)
         return self._wrap(self._local.new_empty(spec.local_shape, dtype=dtype, device=device), spec)
 
 
