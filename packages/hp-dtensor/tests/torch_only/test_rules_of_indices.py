@@ -14,7 +14,7 @@ from hp_dtensor.rules.subscript import INDEX, MASK, Template
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, T, case, check, t, truths, whole_numbers
+from rule_cases import T, Cases, Part, case, check, parts, t, truths, whole_numbers
 
 CASES: Cases = {}
 
@@ -123,6 +123,8 @@ put(t(5, 3), t(), truths(5))
 put(t(5, 3, 2), t(1), slice(1, 4), truths(3))
 put(t(5, 3), t(4), truths(5, 3))
 put(t(5, 3), t(1, 3), truths(5))
+put(t(5, 3), t(3), truths(5))
+put(t(5, 3, 2), t(3, 1, 2), slice(1, 4), truths(3))
 
 for accumulate in (False, True):
     for shape in ((3,), (2, 1), ()):
@@ -131,6 +133,8 @@ for accumulate in (False, True):
     case(CASES, "index_put", _put, t(5, 3), _template([truths(5, 3)]), t(4), accumulate, truths(5, 3))
     two = (numbers(4, below=5), numbers(1, below=3))
     case(CASES, "index_put", _put, t(5, 3, 2), _template(two), t(4, 2), accumulate, *two)
+two = (numbers(3, 2, below=5), numbers(2, below=3))
+case(CASES, "index_put", _put, t(5, 3, 2), _template(two), t(3, 1, 2), True, *two)
 
 case(CASES, "index_select", torch.index_select, t(5, 3), 0, numbers(4, below=5))
 case(CASES, "index_select", torch.index_select, t(2, 5, 3), -1, numbers(8, below=3))
@@ -221,12 +225,12 @@ case(CASES, "allclose", torch.allclose, t(5, 3), t(3))
 case(CASES, "is_same_size", torch.is_same_size, t(5, 3), t(5, 3))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
-def test_rule_gives_values_and_gradients_of_the_unsharded_operation(name: str, world: World) -> None:
+def test_rule_gives_values_and_gradients_of_the_unsharded_operation(part: Part, world: World) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"index_reduce\(\) is in beta", UserWarning)
-        check(CASES[name])
+        check(CASES[part.name], part)
 
 
 def test_every_rule_of_these_families_is_checked() -> None:

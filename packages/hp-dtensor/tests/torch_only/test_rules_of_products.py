@@ -1,9 +1,8 @@
 """Rules of products, layers and matrix functions, by torch's own functions: values and gradients, in float64."""
 
-import itertools
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,31 +14,17 @@ from hp_dtensor.rule_checker import check_rule
 from hp_dtensor.rules import RULES
 from hp_platform.testing import World, distributed
 
-MESHES = [(2,), (3,), (2, 2)]
-# Sums of at most 60 products of numbers below 4, over at most 4 ranks: 1e-10 is 1e3 times their rounding.
-TOLERANCE = 1e-10
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import rule_cases
+from rule_cases import TOLERANCE, Cases, Part, T, check, filled, parts, t
+
 SAMPLES = 6
-"""Of all combinations of placements, per case and mesh."""
-
-
-@dataclass(frozen=True)
-class T:
-    """Stands for a tensor of this shape."""
-
-    shape: tuple[int, ...]
-
-
-def t(*shape: int) -> T:
-    return T(shape)
-
-
-Case = tuple[str, Callable[..., Any], list[Any], dict[str, Any]]
-CASES: dict[str, Case] = {}
+"""Of all combinations of placements, per case and mesh, in the default run."""
+CASES: Cases = {}
 
 
 def case(rule: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    shown = " ".join(str(a.shape) if isinstance(a, T) else str(a) for a in args)
-    CASES[f"{rule} {shown} {kwargs or ''}".strip()] = (rule, function, list(args), kwargs)
+    rule_cases.case(CASES, rule, function, *args, **kwargs)
 
 
 case("matmul", torch.mv, t(5, 3), t(3))
@@ -59,6 +44,7 @@ case("vecdot", torch.linalg.vecdot, t(2, 5), t(1, 5))
 case("vecdot", torch.linalg.vecdot, t(5, 2), t(3, 5, 2), dim=-2)
 case("kron", torch.kron, t(2, 3), t(5, 1))
 case("kron", torch.kron, t(3), t(2, 2))
+case("kron", torch.kron, t(8, 3), t(3, 1))
 case("cross", torch.cross, t(3, 5), t(3, 5), 0)
 case("linalg_cross", torch.linalg.cross, t(5, 3), t(1, 3))
 case("linalg_cross", torch.linalg.cross, t(3, 2), t(3, 2), dim=0)
@@ -121,6 +107,8 @@ case("conv1d", F.conv1d, t(3, 5), t(2, 3, 2), None, 2, 1)
 case("conv1d", F.conv1d, t(2, 4, 5), t(4, 1, 3), t(4), 1, 0, 1, 4)
 case("conv1d", F.conv1d, t(2, 4, 5), t(8, 2, 2), t(8), 1, 1, 2, 2)
 case("conv1d", F.conv1d, t(1, 2, 5), t(2, 2, 3), t(2), 1, "same")
+case("conv1d", F.conv1d, t(2, 4, 5), t(8, 2, 1), t(8), 1, 0, 1, 2)
+case("conv1d", F.conv1d, t(2, 2, 5), t(2, 2, 1), None, 2)
 case("conv2d", F.conv2d, t(2, 2, 5, 3), t(3, 2, 2, 1), t(3), (2, 1), (1, 0))
 case("conv2d", F.conv2d, t(2, 2, 5, 3), t(3, 2, 2, 1), None, 1, "valid")
 case("conv3d", F.conv3d, t(1, 2, 3, 2, 3), t(3, 2, 2, 1, 2), t(3))
@@ -180,6 +168,7 @@ case("solve", regular(torch.linalg.solve), t(2, 3, 3), t(2, 3, 5))
 case("solve", regular(torch.linalg.solve), t(2, 3, 3), t(1, 3, 5))
 case("solve", regular(torch.linalg.solve), t(5, 3, 3), t(5, 3))
 case("solve", regular(torch.linalg.solve), t(3, 3), t(3))
+case("solve", regular(torch.linalg.solve), t(3, 3), t(5, 3), left=False)
 case(
     "cholesky_solve",
     lambda b, x: torch.cholesky_solve(b, torch.linalg.cholesky(x @ x.mT + 30 * torch.eye(2, dtype=x.dtype))),
@@ -192,55 +181,13 @@ FAMILIES = ("matmul", "einsum", "linalg", "attention", "convolution", "pooling")
 
 def test_every_rule_of_these_families_is_checked() -> None:
     rules = {name for name, rule in RULES.items() if rule.plan.__module__.rpartition(".")[2] in FAMILIES}
-    assert rules == {rule for rule, *_ in CASES.values()}
+    assert rules == {entry.rule for entry in CASES.values()}
 
 
-def _numbers(shape: tuple[int, ...], start: int) -> torch.Tensor:
-    """Different numbers from -3.5 to 4, none of them 0."""
-    count = int(torch.Size(shape).numel())
-    values = [((i * 7 + start * 3) % 15 - 7) / 2 or 4.0 for i in range(count)]
-    return torch.tensor(values, dtype=torch.float64).reshape(shape)
-
-
-def _filled(args: Sequence[Any]) -> tuple[list[Any], list[tuple[int, ...]]]:
-    shapes: list[tuple[int, ...]] = []
-
-    def fill(x: Any) -> Any:
-        if isinstance(x, T):
-            shapes.append(x.shape)
-            return _numbers(x.shape, len(shapes))
-        return tuple(map(fill, x)) if isinstance(x, tuple) else x
-
-    return [fill(x) for x in args], shapes
-
-
-def _sample(shapes: Sequence[tuple[int, ...]], mesh: tuple[int, ...], count: int | None) -> list[Any]:
-    """Different combinations, drawn alike each time; None: all."""
-    per_tensor = [
-        list(
-            itertools.product(
-                [*map(Shard, range(len(s))), Replicate(), Partial(), Partial("avg")], repeat=len(mesh)
-            )
-        )
-        for s in shapes
-    ]
-    total = 1
-    for options in per_tensor:
-        total = total * len(options)
-    if count is None or total <= count:
-        return list(itertools.product(*per_tensor))
-    draw = random.Random(0)
-    return [[draw.choice(options) for options in per_tensor] for _ in range(count)]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
-def test_product_gives_values_and_gradients_of_the_unsharded_one(name: str, world: World) -> None:
-    rule, function, args, kwargs = CASES[name]
-    filled, shapes = _filled(args)
-    for mesh in MESHES:
-        for placements in _sample(shapes, mesh, SAMPLES):
-            check_rule(rule, function, filled, placements, mesh, kwargs=kwargs, tolerance=TOLERANCE)
+def test_product_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(CASES[part.name], part, samples=SAMPLES)
 
 
 S0, S1, S2, R, P = Shard(0), Shard(1), Shard(2), Replicate(), Partial()
@@ -294,9 +241,8 @@ KEPT: dict[str, tuple[str, Callable[..., Any], list[Any], list[Placement], Place
 @distributed(world_size=1, backends="torch")
 def test_operation_runs_as_its_tensors_lie(name: str, world: World) -> None:
     rule, function, args, placements, expected = KEPT[name]
-    filled, _ = _filled(args)
-    asked = [(placement,) for placement in placements]
-    outcome = check_rule(rule, function, filled, asked, (2,), tolerance=TOLERANCE)
+        asked = [(placement,) for placement in placements]
+    outcome = check_rule(rule, function, filled(args), asked, (2,), tolerance=TOLERANCE)
     wanted = [wish for wish in outcome.inputs if wish is not None]
     # What is whole may become a sum for nothing: one rank keeps it.
     assert all(wish == own or (own, wish) == ((R,), (P,)) for wish, own in zip(wanted, asked, strict=True))
@@ -305,8 +251,8 @@ def test_operation_runs_as_its_tensors_lie(name: str, world: World) -> None:
 
 @distributed(world_size=1, backends="torch")
 def test_heads_that_do_not_fall_between_groups_are_cut_with_keys_and_values_whole(world: World) -> None:
-    filled, _ = _filled([t(1, 4, 3, 2), t(1, 1, 3, 2), t(1, 1, 3, 2)])
+    heads = filled([t(1, 4, 3, 2), t(1, 1, 3, 2), t(1, 1, 3, 2)])
     asked = [(S1,), (R,), (R,)]
     name = "scaled_dot_product_attention"
-    outcome = check_rule(name, sdpa, filled, asked, (2,), kwargs={"enable_gqa": True}, tolerance=TOLERANCE)
+    outcome = check_rule(name, sdpa, heads, asked, (2,), kwargs={"enable_gqa": True}, tolerance=TOLERANCE)
     assert (list(outcome.inputs), outcome.output) == (asked, (S1,))

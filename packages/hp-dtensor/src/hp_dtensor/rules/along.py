@@ -9,6 +9,7 @@ from typing import Any
 from hp_dtensor.placements import REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.registry import Placements, Result
 from hp_dtensor.spec import Spec
+from hp_platform import get_platform
 
 SUMS = ("sum", "avg")
 """The kinds of Partial that linear operations carry."""
@@ -32,6 +33,16 @@ def dim_of(dim: Any, ndim: int) -> tuple[int, ...]:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ValueError(f"dim must be an int, got {dim!r}")
     return dims_of(dim, ndim)
+
+
+def keeps_sums(options: Sequence[Any]) -> bool:
+    """Whether an operation stays linear with these options: none is given, or a floating dtype, which truncates no summand."""
+    a_dtype = type(get_platform().dtype("float32"))
+
+    def is_floating(option: Any) -> bool:
+        return isinstance(option, a_dtype) and get_platform().is_floating(option)
+
+    return all(option is None or option is False or is_floating(option) for option in options)
 
 
 def lying(spec: Spec, whole: Collection[int] = (), carried: Collection[str] = ()) -> Placements:

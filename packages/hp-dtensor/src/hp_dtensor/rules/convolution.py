@@ -1,11 +1,13 @@
-"""Convolutions: cut along batches, channels of the output and (leaving a sum) channels of the input; places are joined.
+"""Convolutions: cut along batches, channels of the output and (leaving a sum) channels of the input.
+
+Places are joined where a kernel reaches from one to another; those of dims with a kernel of size 1 stay as they are cut.
 
 Grouped ones are cut along whole groups, so that a depthwise convolution is cut along its channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +67,13 @@ def _transposed_sizes(
 
 
 def _convolved(
-    x: Spec, weight: Spec, bias: Spec | None, groups: int, places: tuple[int, ...], is_transposed: bool
+    x: Spec,
+    weight: Spec,
+    bias: Spec | None,
+    groups: int,
+    places: tuple[int, ...],
+    alone: Sequence[bool],
+    is_transposed: bool,
 ) -> Outcome:
     at = len(x.shape) - len(places) - 1
     per_group = weight.shape[1]
@@ -77,13 +85,14 @@ def _convolved(
             f"a weight of shape {weight.shape} in {groups} groups needs {channels} channels, got {x.shape[at]}"
         )
     batch: Labels = ("batch",) * at
-    rest: Labels = ("",) * len(places)
+    rest: Labels = tuple(f"place {i}" if one else "" for i, one in enumerate(alone))
+    kernel: Labels = ("",) * len(places)
     if groups == 1:
         of_x, of_out = "in", "out"
         of_weight: Labels = ("in", "out") if is_transposed else ("out", "in")
     else:
         of_x, of_out, of_weight = "group", "group", ("group", "")
-    operands = [Operand(0, x, (*batch, of_x, *rest)), Operand(1, weight, (*of_weight, *rest))]
+    operands = [Operand(0, x, (*batch, of_x, *rest)), Operand(1, weight, (*of_weight, *kernel))]
     if bias is not None:
         operands.append(Operand(2, bias, (of_out,), Role.SUMMAND))
     results = [Labelled((*batch, of_out, *rest), (*x.shape[:at], out, *places))]
@@ -94,6 +103,15 @@ def _convolved(
         return replace(found, run=_of_nothing(shape, at))
     own = local_shape(x, found.inputs[0])[at]
     return found if groups == 1 else replace(found, replaced={GROUPS: groups * own // channels})
+
+
+def _alone(kernel: tuple[int, ...], stride: Any, *pads: Any) -> list[bool]:
+    """Of each dim, whether the results at a place need that place alone, and lie where it does."""
+    rows = [each(pad, len(kernel), "padding") for pad in pads]
+    return [
+        k == step == 1 and not any(row[i] for row in rows)
+        for i, (k, step) in enumerate(zip(kernel, each(stride, len(kernel), "stride"), strict=True))
+    ]
 
 
 def _of_nothing(shape: tuple[int, ...], at: int) -> Callable[..., Any]:
@@ -132,7 +150,9 @@ def _enter(count: int) -> None:
     ) -> Outcome:
         _check(name, count, x, weight)
         places = _sizes(x.shape[-count:], weight.shape[2:], stride, padding, dilation)
-        return _convolved(x, weight, bias, groups, places, is_transposed=False)
+        pads = 0 if padding in ("valid", "same") else padding
+        alone = _alone(weight.shape[2:], stride, pads)
+        return _convolved(x, weight, bias, groups, places, alone, is_transposed=False)
 
     def transposed(
         x: Any,
@@ -148,7 +168,8 @@ def _enter(count: int) -> None:
         places = _transposed_sizes(
             x.shape[-count:], weight.shape[2:], stride, padding, output_padding, dilation
         )
-        return _convolved(x, weight, bias, groups, places, is_transposed=True)
+        alone = _alone(weight.shape[2:], stride, padding, output_padding)
+        return _convolved(x, weight, bias, groups, places, alone, is_transposed=True)
 
     convolution.__doc__ = f"{name}: input (..., in, places), weight (out, in / groups, kernel)."
     transposed.__doc__ = (

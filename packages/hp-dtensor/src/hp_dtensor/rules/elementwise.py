@@ -86,7 +86,7 @@ def _sum_of_all(now: Sequence[Placement], args: Sequence[Any]) -> list[Way]:
     return [Way((common,) * len(now), common)]
 
 
-def _factor_of_one(now: Sequence[Placement], args: Sequence[Any], carriers: Sequence[int]) -> list[Way]:
+def factor_of_one(now: Sequence[Placement], args: Sequence[Any], carriers: Sequence[int]) -> list[Way]:
     """The ways in which one of the positions ``carriers`` is a sum and the other operand a plain factor."""
     at = [i for i, arg in enumerate(args) if isinstance(arg, Spec)]
     ways = []
@@ -105,8 +105,17 @@ def _nonlinear(*args: Any, **kwargs: Any) -> Outcome:
 
 @rule("where", by_value=False)
 def _where(condition: Any, x: Any, y: Any) -> Outcome:
-    """Elementwise choice. With the condition alone it would be a search, whose result has no shape known before."""
-    return pointwise((condition, x, y))
+    """Elementwise choice, linear in what is chosen from. With the condition alone it would be a search, whose result has no
+    shape known before.
+    """
+    return pointwise((condition, x, y), _of_chosen)
+
+
+def _of_chosen(now: Sequence[Placement], args: Sequence[Any]) -> list[Way]:
+    if not all(isinstance(arg, Spec) for arg in args):
+        return []  # a number is chosen once, not by every rank
+    common = _common_sum(now[1:])
+    return [Way((REPLICATE, common, common), common)]
 
 
 @rule("identity", params=("input",), by_value=False)
@@ -135,7 +144,7 @@ def _add(*args: Any, **kwargs: Any) -> Outcome:
 @rule("mul", params=("input", "other"), by_value=False)
 def _mul(*args: Any, **kwargs: Any) -> Outcome:
     """Products: one factor may be a sum, if the other one is whole."""
-    return pointwise(args, lambda now, given: _factor_of_one(now, given, (0, 1)))
+    return pointwise(args, lambda now, given: factor_of_one(now, given, (0, 1)))
 
 
 @rule("div", params=("input", "other"), by_value=False)
@@ -143,10 +152,10 @@ def _div(*args: Any, **kwargs: Any) -> Outcome:
     """True division: the numerator may be a sum. With a rounding mode it is not linear."""
     if any(mode is not None for mode in (*args[2:], kwargs.get("rounding_mode"))):
         return pointwise(args)
-    return pointwise(args, lambda now, given: _factor_of_one(now, given, (0,)))
+    return pointwise(args, lambda now, given: factor_of_one(now, given, (0,)))
 
 
 @rule("reversed_div", params=("input", "other"), by_value=False)
 def _reversed_div(*args: Any, **kwargs: Any) -> Outcome:
     """``other / input``: what ``2 / x`` calls."""
-    return pointwise(args, lambda now, given: _factor_of_one(now, given, (1,)))
+    return pointwise(args, lambda now, given: factor_of_one(now, given, (1,)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from hp_dtensor.placements import REPLICATE, Placement, Shard
 from hp_dtensor.rules.registry import Outcome, Placements, rule
-from hp_dtensor.rules.setitem import stretches
+from hp_dtensor.rules.writes import stretches
 from hp_dtensor.spec import Spec
 
 

@@ -1,6 +1,7 @@
 """Tensors put together: cat, stack and their kin, grids. Linear in all of them at once.
 
-The dim along which they are put together is joined first: the chunks of the parts are not the chunks of the whole.
+The dim along which they are put together is joined first: the chunks of the parts are not the chunks of the whole. One tensor
+alone stays as it is cut.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def _put_together(members: Sequence[Spec], forms: Sequence[Form], dim: int) -> O
         )
     # A dim that one of them does not have by itself is of size 1 there, and cannot be cut with the others.
     everywhere = set.intersection(*(set(where) for _, where in forms))
-    names = [f"dim {i}" if i != dim and i in everywhere else "" for i in range(len(shapes[0]))]
+    names = [
+        f"dim {i}" if i in everywhere and (i != dim or len(members) == 1) else ""
+        for i in range(len(shapes[0]))
+    ]
     labels = [tuple(names[i] for i in where) for _, where in forms]
     size = sum(shape[dim] for shape in shapes)
     shape = (*shapes[0][:dim], size, *shapes[0][dim + 1 :])
@@ -159,10 +163,8 @@ def atleast_3d(tensors: Any) -> Outcome:
 def _each_at_least(tensors: Any, ndim: int) -> Outcome:
     """One tensor for one, a tuple for several. Only dims of size 1 are new: each stays as it is cut."""
     members = _members(tensors)
-    # Several results are cut all along a mesh dim, or none is: see Outcome.outputs.
-    alike = [
-        len({type(p) if isinstance(p, Shard) else p for p in column}) == 1 for column in _columns(members)
-    ]
+    # Along a mesh dim all results are Replicate, or none is: see Outcome.outputs.
+    alike = [len({p.is_replicate() for p in column}) == 1 for column in _columns(members)]
     inputs = tuple(
         tuple(p if same else REPLICATE for p, same in zip(x.placements, alike, strict=True)) for x in members
     )

@@ -79,15 +79,18 @@ for _name, _function in _OF_ONE.items():
     _enter(_name, _function)
 
 
-def _of_two(name: str, a: Any, b: Any, last: Shape, places: tuple[int, int] = (0, 1)) -> Outcome:
-    """``a`` and ``b`` are matrices, with batches that broadcast."""
-    batch = broadcast_shape([a.shape[:-2], b.shape[:-2]]) if len(a.shape) + len(b.shape) > 4 else ()
+def _solved(matrix: Spec, right: Spec, places: tuple[int, int], free: tuple[str, str]) -> Outcome:
+    """Of a matrix and right sides, with batches that broadcast: linear in the right sides, one by one along the ``free`` dim."""
+    shapes = [matrix.shape[:-2], right.shape[:-2]]
+    batch = broadcast_shape(shapes) if any(shapes) else ()
     labels = numbered("batch", len(batch))
     operands = [
-        Operand(place, x, (*aligned(x.shape[:-2], batch, labels), "", ""), Role.PLAIN)
-        for place, x in zip(places, (a, b), strict=True)
+        Operand(place, x, (*aligned(x.shape[:-2], batch, labels), *last), role)
+        for place, x, last, role in zip(
+            places, (matrix, right), (("", ""), free), (Role.PLAIN, Role.FACTOR), strict=True
+        )
     ]
-    return labelled(operands, [Labelled((*labels, "", ""), (*batch, *last))])
+    return labelled(operands, [Labelled((*labels, *free), (*batch, *right.shape[-2:]))])
 
 
 def _check_two(name: str, a: Any, b: Any) -> None:
@@ -97,22 +100,25 @@ def _check_two(name: str, a: Any, b: Any) -> None:
 
 @rule("solve", params=("A", "B"))
 def solve(a: Any, b: Any, *, left: bool = True, **_: Any) -> Outcome:
-    """linalg.solve and linalg.solve_triangular: ``a x = b`` (or ``x a = b``); ``b`` may be a vector, or a batch of them."""
+    """linalg.solve and linalg.solve_triangular: ``a x = b`` (or ``x a = b``); ``b`` may be a vector, or a batch of them.
+
+    Linear in ``b``, whose columns (or rows) may be cut.
+    """
     if isinstance(a, Spec) and isinstance(b, Spec) and len(a.shape) >= 2:
         is_vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and b.shape == a.shape[:-1])
         if is_vector:
             labels = numbered("batch", len(a.shape) - 2)
             operands = [
                 Operand(0, a, (*labels, "", ""), Role.PLAIN),
-                Operand(1, b, (*labels[len(labels) + 1 - len(b.shape) :], ""), Role.PLAIN),
+                Operand(1, b, (*labels[len(labels) + 1 - len(b.shape) :], "")),
             ]
             return labelled(operands, [Labelled((*labels, ""), a.shape[:-1])])
     _check_two("solve", a, b)
-    return _of_two("solve", a, b, b.shape[-2:])
+    return _solved(a, b, (0, 1), ("", "right side") if left else ("right side", ""))
 
 
 @rule("cholesky_solve", params=("B", "L", ("upper", False)))
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Outcome:
-    """``x`` of ``L L^T x = b``."""
+    """``x`` of ``L L^T x = b``. Linear in ``b``, whose columns may be cut."""
     _check_two("cholesky_solve", b, factor)
-    return _of_two("cholesky_solve", b, factor, b.shape[-2:])
+    return _solved(factor, b, (1, 0), ("", "right side"))

@@ -182,7 +182,8 @@ def take_along_dim(x: Any, indices: Any, dim: Any = None) -> Outcome:
         count = 1
         for n in indices.shape:
             count = count * n
-        return _anywhere(x, indices, (count,), ("",) * len(indices.shape))
+        name = "index" if len(indices.shape) == 1 else ""
+        return _anywhere(x, indices, (count,), (name,) * len(indices.shape))
     (at,) = dims_of(dim, len(x.shape))
     if len(indices.shape) != len(x.shape):
         raise ValueError(f"indices need the {len(x.shape)} dims of the tensor, got shape {indices.shape}")

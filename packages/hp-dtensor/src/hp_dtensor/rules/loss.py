@@ -13,9 +13,9 @@ from typing import Any
 
 from hp_dtensor import across
 from hp_dtensor.no_elements import zeros_from
-from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
+from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
-from hp_dtensor.rules.elementwise import broadcast_shape, pointwise
+from hp_dtensor.rules.elementwise import broadcast_shape, factor_of_one, pointwise
 from hp_dtensor.rules.registry import REQUIRED, Normalise, Outcome, Placements, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -74,7 +74,9 @@ def _elementwise(name: str, params: Sequence[tuple[str, Any]], *more: str) -> No
                 f"the mean of {name} with a weight is not built for DTensors: take (weight * {name}(..., reduction='none'))"
                 f".sum() / weight.sum()"
             )
-        outcome = pointwise(values)
+        # The cross entropies are linear in their weight, the others give it other places in their formulas.
+        carriers = (names.index("weight"),) if name.startswith("binary") else ()
+        outcome = pointwise(values, lambda now, args: factor_of_one(now, args, carriers))
         assert outcome.output is not None
         shape = broadcast_shape([x.shape for x in values if isinstance(x, Spec)])
         is_cut = any(isinstance(p, Shard) for p in outcome.output)
@@ -158,10 +160,16 @@ def _classes(name: str, x: Any, target: Any, weight: Any, may_be_probabilities: 
     return _Classes(class_dim, is_probabilities, shape)
 
 
-def _of_classes(found: _Classes, x: Spec, target: Spec, weight: Any) -> tuple[tuple[Any, ...], Placements]:
-    """How scores, targets and weights lie, all cut along the same batch dim, and how the losses then do."""
-    specs = [x, target]
-    lies: list[list[Placement]] = [[], []]
+def _of_classes(
+    found: _Classes, x: Spec, target: Spec, weight: Any, linear_in: Sequence[bool]
+) -> tuple[tuple[Any, ...], Placements]:
+    """How scores, targets and weights lie, all cut along the same batch dim, and how the losses then do.
+
+    One of those in which the losses are linear may be a sum, beside the others whole; then so are the losses.
+    """
+    specs = [x, target, weight] if weight is not None else [x, target]
+    whole = (REPLICATE,) * len(specs)
+    lies: list[list[Placement]] = [[] for _ in specs]
     output: list[Placement] = []
     for mesh_dim in range(len(x.placements)):
         ways = []
@@ -169,15 +177,17 @@ def _of_classes(found: _Classes, x: Spec, target: Spec, weight: Any) -> tuple[tu
             if dim == found.class_dim:
                 continue
             of_loss = Shard(dim - (dim > found.class_dim))
-            ways.append(Way((Shard(dim), Shard(dim) if found.is_probabilities else of_loss), of_loss))
-        best = choose(
-            specs, mesh_dim, [*ways, Way((REPLICATE, REPLICATE), REPLICATE)], math.prod(found.shape)
-        )
+            of_target = Shard(dim) if found.is_probabilities else of_loss
+            ways.append(Way((Shard(dim), of_target, *whole[2:]), of_loss))
+        for i, (spec, is_linear) in enumerate(zip(specs, linear_in, strict=False)):
+            kind = spec.placements[mesh_dim]
+            if is_linear and isinstance(kind, Partial):
+                ways.append(Way((*whole[:i], kind, *whole[i + 1 :]), kind))
+        best = choose(specs, mesh_dim, [*ways, Way(whole, REPLICATE)], math.prod(found.shape))
         output.append(best.output)
         for own, placement in zip(lies, best.inputs, strict=True):
             own.append(placement)
-    wholes = None if weight is None else (REPLICATE,) * len(x.placements)
-    return (tuple(lies[0]), tuple(lies[1]), wholes), tuple(output)
+    return tuple(map(tuple, lies)), tuple(output)
 
 
 def _class_loss(name: str, params: Sequence[tuple[str, Any]], *, may_be_probabilities: bool) -> None:
@@ -189,7 +199,13 @@ def _class_loss(name: str, params: Sequence[tuple[str, Any]], *, may_be_probabil
         reduction = given["reduction"]
         _check_reduction(reduction)
         found = _classes(name, x, target, weight, may_be_probabilities)
-        inputs, each = _of_classes(found, x, target, weight)
+        # A mean over classes divides by the weights, smoothing adds to the probabilities.
+        linear_in = (
+            not may_be_probabilities,
+            found.is_probabilities and not given["label_smoothing"],
+            found.is_probabilities or reduction != "mean",
+        )
+        inputs, each = _of_classes(found, x, target, weight, linear_in)
         mesh_dims = [i for i, p in enumerate(each) if isinstance(p, Shard) and x.mesh.shape[i] > 1]
 
         def around(function: Run) -> Run:
@@ -212,6 +228,7 @@ def _class_loss(name: str, params: Sequence[tuple[str, Any]], *, may_be_probabil
         return Outcome(inputs, _sums(each), (), around=around)
 
     plan.__doc__ = f"""``{name}(input (n, classes, ...), target, ...)``. Cut classes are joined, cuts of the batch stay.
+    Weights, probabilities and the scores of nll_loss may be sums.
 
     The mean over targets that are classes divides by their number, or the sum of their weights, without the ignored ones:
     where the batch is cut, one all-reduce of that number.

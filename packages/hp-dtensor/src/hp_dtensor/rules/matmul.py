@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ def contraction(
     *,
     first: int = 0,
     added_at: int | None = None,
+    evenly: Mapping[str, int] | None = None,
 ) -> Outcome:
     """The product of the factors, summed over the labels that ``output`` lacks, plus ``added``, which may stretch.
 
@@ -47,7 +48,7 @@ def contraction(
             )
         operands.append(Operand(added_at, added, aligned(added.shape, shape, output), Role.SUMMAND))
     results = [Labelled(output, shape)]
-    found = labelled(operands, results)
+    found = labelled(operands, results, evenly=evenly)
     return of_nothing(found, operands) if contracts_nothing(operands, results, found) else found
 
 
@@ -227,12 +228,21 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Outcome:
 
 @rule("kron", params=("input", "other"))
 def kron(x: Any, y: Any) -> Outcome:
-    """The Kronecker product. Blocks of its dims are no blocks of the factors' ones, so factors are whole, or one is a sum."""
+    """The Kronecker product. One factor may be a sum.
+
+    A cut of the first factor stays where chunks of its elements make chunks of the product: if it cuts evenly, or the second
+    one has size 1 there. One of the second stays where the first has size 1.
+    """
     _check_tensors("kron", x, y)
     ndim = max(len(x.shape), len(y.shape))
     long = [(1,) * (ndim - len(t.shape)) + t.shape for t in (x, y)]
     shape = tuple(m * n for m, n in zip(*long, strict=True))
-    return contraction([(x, ("",) * len(x.shape)), (y, ("",) * len(y.shape))], ("",) * ndim, shape)
+    of_x = tuple(f"dim {i}" if n == 1 or m > 1 else "" for i, (m, n) in enumerate(zip(*long, strict=True)))
+    of_y = tuple(f"dim {i}" if m == 1 < n else "" for i, (m, n) in enumerate(zip(*long, strict=True)))
+    evenly = {f"dim {i}": m for i, (m, n) in enumerate(zip(*long, strict=True)) if m > 1 and n > 1}
+    output = tuple(a or b for a, b in zip(of_x, of_y, strict=True))
+    factors = [(x, of_x[ndim - len(x.shape) :]), (y, of_y[ndim - len(y.shape) :])]
+    return contraction(factors, output, shape, evenly=evenly)
 
 
 # ------------------------------------------------------------------------------------------------- what is added to a product

@@ -95,17 +95,24 @@ def _dim_of_at_least(x: Spec, ndim: int, dim: int) -> int:
 
 @rule("rot90", params=("input", ("k", 1), ("dim", (0, 1))))
 def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Outcome:
-    """A quarter turn, ``k`` times, from the first of two dims to the second."""
+    """A quarter turn, ``k`` times, from the first of two dims to the second.
+
+    One dim is turned round, and joined for that; the other one takes its cut to the other's place.
+    """
     turned = dims_of(tuple(dims), len(x.shape)) if len(tuple(dims)) else ()
     if len(turned) != 2:
         raise ValueError(f"rot90 needs two different dims, got {dims!r}")
     if k % 4 == 0:
         return along(x, (), x.shape)
-    sizes = list(x.shape)
-    if k % 2:
-        a, b = turned
-        sizes[a], sizes[b] = sizes[b], sizes[a]
-    return along(x, turned, tuple(sizes))
+    if k % 2 == 0:
+        return along(x, turned, x.shape)
+    a, b = turned
+    labels = [f"dim {i}" for i in range(len(x.shape))]
+    labels[b if k % 4 == 1 else a] = ""
+    order = list(range(len(x.shape)))
+    order[a], order[b] = b, a
+    result = Labelled(tuple(labels[i] for i in order), tuple(x.shape[i] for i in order))
+    return labelled([Operand(0, x, tuple(labels))], [result])
 
 
 @rule("pad", params=("input", "pad", ("mode", "constant"), ("value", None)))

@@ -13,7 +13,15 @@ from typing import Any
 from hp_dtensor import across
 from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, Partial, Placement, Shard
-from hp_dtensor.rules.along import SUMS, checked_keepdim, dims_of, dropped, lying, shape_without
+from hp_dtensor.rules.along import (
+    SUMS,
+    checked_keepdim,
+    dims_of,
+    dropped,
+    keeps_sums,
+    lying,
+    shape_without,
+)
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -74,11 +82,6 @@ def neutral(
     return zeros_from(like, [local]) + like if platform.is_floating(dtype) else like
 
 
-def _is_linear(options: Sequence[Any]) -> bool:
-    """Options that are given, such as a dtype, convert the elements first: that is no longer linear."""
-    return all(option is None or option is False for option in options)
-
-
 def _given(options: Sequence[Any]) -> Any:
     """The one option that there may be."""
     return next((option for option in options if option is not None and option is not False), None)
@@ -88,8 +91,8 @@ def _given(options: Sequence[Any]) -> Any:
 def sum_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.sum(dim, keepdim)``."""
     options = (*rest, *kwargs.values())
-    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if _is_linear(options) else (), PARTIAL)
-    if not is_cut or 0 not in x.local_shape or not _is_linear(options):
+    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if keeps_sums(options) else (), PARTIAL)
+    if not is_cut or 0 not in x.local_shape or _given(options) is not None:
         return outcome
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
@@ -116,7 +119,7 @@ def count_nonzero(x: Any, dim: Any = None) -> Outcome:
 def mean_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
     """``x.mean(dim, keepdim)``. Over a cut dim: local sums divided by the global count, since shards may be uneven."""
     options = (*rest, *kwargs.values())
-    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if _is_linear(options) else (), PARTIAL)
+    outcome, dims, is_cut = reduced(x, dim, keepdim, SUMS if keeps_sums(options) else (), PARTIAL)
     if not is_cut:
         return outcome
     count = math.prod(x.shape[d] for d in dims)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_dtensor.placements import REPLICATE
-from hp_dtensor.rules.elementwise import pointwise
+from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled
 from hp_dtensor.rules.lookup import check_index
 from hp_dtensor.rules.reduction import dims_of
@@ -17,8 +16,13 @@ from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 
 
-def _scattered(x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False) -> Outcome:
-    """``x[index[i, j], j] = source[i, j]`` (along dim 0), for an index with the dims of the target."""
+def _scattered(
+    x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False, is_linear: bool = False
+) -> Outcome:
+    """``x[index[i, j], j] = source[i, j]`` (along dim 0), for an index with the dims of the target.
+
+    ``is_linear`` in target and source together; what ``adds`` is linear in each.
+    """
     check_index(index)
     (at,) = dims_of(dim, len(x.shape))
     tensors = [x, index, source] if isinstance(source, Spec) else [x, index]
@@ -38,13 +42,16 @@ def _scattered(x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False
     # Numbers may be dealt to the ranks where each adds to its own summand.
     places = "place" if adds and x.shape and index.shape[at] == source.shape[at] else ""
     of_source = tuple(places if i == at else label for i, label in enumerate(labels))
-    operands = [
-        Operand(0, x, labels, Role.SUMMAND if adds else Role.PLAIN),
-        Operand(2, index, of_source, Role.PLAIN),
-    ]
+    of_x, of_values = _roles(adds or is_linear)
+    operands = [Operand(0, x, labels, of_x), Operand(2, index, of_source, Role.PLAIN)]
     if isinstance(source, Spec):
-        operands.append(Operand(3, source, of_source, Role.FACTOR if adds else Role.PLAIN))
+        operands.append(Operand(3, source, of_source, of_values))
     return labelled(operands, [Labelled(labels, x.shape)])
+
+
+def _roles(is_linear: bool) -> tuple[Role, Role]:
+    """Of the target and of what is written into it, where the result is linear in both together, or in neither."""
+    return (Role.SUMMAND, Role.FACTOR) if is_linear else (Role.PLAIN, Role.PLAIN)
 
 
 def _value_as_src(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -56,7 +63,11 @@ def _value_as_src(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[
 
 @rule("scatter", params=("input", "dim", "index", ("src", None)), normalise=_value_as_src)
 def scatter(x: Any, dim: int, index: Any, src: Any, *, reduce: Any = None) -> Outcome:
-    """Written, or (``reduce``) added or multiplied; ``src`` may be a number."""
+    """Written, or (``reduce``) added or multiplied; ``src`` may be a number.
+
+    Sums are reduced first: of the values for a place that is named twice frameworks keep any, and each rank could keep another
+    one's share.
+    """
     return _scattered(x, dim, index, src)
 
 
@@ -72,33 +83,33 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Outcome:
 def scatter_reduce(
     x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
 ) -> Outcome:
-    """Reduced by sum, prod, mean, amax or amin, with or without what was there."""
-    return _scattered(x, dim, index, src)
+    """Reduced by sum, prod, mean, amax or amin, with or without what was there. Sums and means are linear."""
+    adds = reduce == "sum" and include_self
+    return _scattered(x, dim, index, _tensor(src), adds=adds, is_linear=reduce in ("sum", "mean"))
 
 
-def _along_vector(x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False) -> Outcome:
-    """The slices of the target that a vector of numbers names."""
+def _along_vector(
+    x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False, is_linear: bool = False
+) -> Outcome:
+    """The slices of the target that a vector of numbers names. ``adds`` and ``is_linear`` as in :func:`_scattered`."""
     check_index(index)
     (at,) = dims_of(dim, len(x.shape))
     if len(index.shape) > 1:
         raise ValueError(f"index must be a vector, got shape {index.shape}")
     labels = tuple(f"dim {i}" if i != at else "" for i in range(len(x.shape)))
     places = "place" if adds and index.shape and x.shape else ""
-    operands = [
-        Operand(0, x, labels, Role.SUMMAND if adds else Role.PLAIN),
-        Operand(2, index, (places,) * len(index.shape), Role.PLAIN),
-    ]
+    of_x, of_values = _roles(adds or is_linear)
+    operands = [Operand(0, x, labels, of_x), Operand(2, index, (places,) * len(index.shape), Role.PLAIN)]
     if isinstance(source, Spec):
         wanted = (*x.shape[:at], *(index.shape or (1,)), *x.shape[at + 1 :])
         if source.shape != wanted and source.shape not in ((), x.shape[:at] + x.shape[at + 1 :]):
             raise ValueError(f"the source needs the shape {wanted}, got {source.shape}")
-        full = source.shape == wanted
-        of_source = (*labels[:at], places, *labels[at + 1 :]) if full else ("",) * len(source.shape)
-        if not full:
+        if source.shape == wanted:
+            of_source = (*labels[:at], places, *labels[at + 1 :])
+        else:  # one slice, or one number, for every place
+            of_source = (*labels[:at], *labels[at + 1 :]) if source.shape else ()
             operands[1] = Operand(2, index, ("",) * len(index.shape), Role.PLAIN)
-            operands[0] = Operand(0, x, ("",) * len(x.shape), operands[0].role)
-            labels = ("",) * len(x.shape)
-        operands.append(Operand(3, source, of_source, Role.FACTOR if adds else Role.PLAIN))
+        operands.append(Operand(3, source, of_source, of_values))
     return labelled(operands, [Labelled(labels, x.shape)])
 
 
@@ -110,7 +121,7 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> O
 
 @rule("index_copy", params=("input", "dim", "index", "source"))
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> Outcome:
-    """Slices written."""
+    """Slices written. Sums are reduced first, as by scatter."""
     return _along_vector(x, dim, index, _tensor(source))
 
 
@@ -118,16 +129,16 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> Outcome:
 def index_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Outcome:
-    """Slices reduced by prod, mean, amax or amin."""
-    return _along_vector(x, dim, index, _tensor(source))
+    """Slices reduced by prod, mean, amax or amin. A mean is linear."""
+    return _along_vector(x, dim, index, _tensor(source), is_linear=reduce == "mean")
 
 
 @rule("index_fill", params=("input", "dim", "index", "value"))
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> Outcome:
-    """Slices filled with one value."""
+    """Slices filled with one value. Linear in target and value, if that is a tensor: a number would be filled in by every rank."""
     if isinstance(value, Spec) and value.shape:
         raise ValueError(f"value must be a number or a 0-d tensor, got shape {value.shape}")
-    return _along_vector(x, dim, index, value)
+    return _along_vector(x, dim, index, value, is_linear=isinstance(value, Spec))
 
 
 def _tensor(source: Any) -> Any:
@@ -138,9 +149,16 @@ def _tensor(source: Any) -> Any:
 
 @rule("masked_scatter", params=("input", "mask", "source"))
 def masked_scatter(x: Any, mask: Any, source: Any) -> Outcome:
-    """The source's elements, one after the other, wherever the mask is true. All are joined: the order runs over the whole."""
+    """The source's elements, one after the other, wherever the mask is true. Linear in target and source.
+
+    What is cut is joined: the order runs over the whole.
+    """
     if not (isinstance(mask, Spec) and isinstance(source, Spec)):
         raise ValueError("masked_scatter needs tensors for mask and source")
-    shape = pointwise((x, mask)).shape
-    whole = (REPLICATE,) * len(x.placements)
-    return Outcome((whole, whole, whole), whole, shape)
+    roles = (Role.SUMMAND, Role.PLAIN, Role.FACTOR)
+    operands = [
+        Operand(i, t, ("",) * len(t.shape), role)
+        for i, (t, role) in enumerate(zip((x, mask, source), roles, strict=True))
+    ]
+    shape = broadcast_shape([x.shape, mask.shape])
+    return labelled(operands, [Labelled(("",) * len(shape), shape)])
