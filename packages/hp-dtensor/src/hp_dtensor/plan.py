@@ -145,7 +145,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
             marks.append((place, differs))
     replaced = tuple(outcome.replaced.items())
     run, prepare, around = outcome.run, outcome.prepare, outcome.around
-    is_empty = output is not None and 0 in output.local_shape
+    is_empty = output is not None and 0 in output.local_shape and not outcome.meets_others
     changed = is_empty or moves or marks or replaced or run or prepare or around
     is_simple = output is not None and not changed
     is_direct = output is not None and run is not None and not (is_empty or moves or marks or replaced)

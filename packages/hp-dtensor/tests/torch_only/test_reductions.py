@@ -164,8 +164,8 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a dim for keepdim": (lambda x: x.sum(0, 1), "keepdim must be True or False, got 1"),
     "more than there are": (lambda x: x.topk(9), "k = 9 of a dim of size 3"),
     "training": (
-        lambda x: F.batch_norm(x, None, None, training=True),
-        "needs the statistics of the whole batch",
+        lambda x: F.batch_norm(x[:1], None, None, training=True),
+        "needs more than one value per channel",
     ),
     "old switches": (
         lambda x: F.mse_loss(x, x, size_average=True),

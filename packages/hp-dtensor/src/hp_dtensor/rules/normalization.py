@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor import across
 from hp_dtensor.placements import REPLICATE, Shard
 from hp_dtensor.rules.along import dim_of, dims_of, lying
+from hp_dtensor.rules.batch_statistics import batch_normed, update_by_instances
 from hp_dtensor.rules.elementwise import broadcast_shape, pointwise
 from hp_dtensor.rules.registry import Outcome, Placements, rule
-from hp_dtensor.spec import Spec, local_block
+from hp_dtensor.spec import Spec, local_block, make_spec
 
 
 def _over_last(x: Spec, normalized_shape: Any, weights: Sequence[Any]) -> Outcome:
@@ -89,25 +91,42 @@ def batch_norm(
 ) -> Outcome:
     """``batch_norm(x (n, channels, ...), running_mean, running_var, ...)``: with the running statistics elementwise.
 
-    While training, channels may be cut, and the running statistics with them; ValueError if the batch is.
+    While training, the statistics are those of the whole batch: where that is cut, two all-reduces of a number per channel
+    forward, and two backward. Channels may be cut, and the running statistics with them, which every rank updates alike.
     """
     if len(x.shape) < 2:
         raise ValueError(f"batch_norm takes (n, channels, ...), got shape {x.shape}")
     inputs = lying(x)
     vectors = _over_channels(x, inputs, (mean, var, weight, bias))
-    if training:
-        if any(isinstance(p, Shard) and p.dim != 1 for p in inputs):
+    found = _alike(x, (inputs, *vectors), inputs)
+    if not training:
+        return found
+    dims = [d for d in range(len(x.shape)) if d != 1]
+    if math.prod(x.shape[d] for d in dims) < 2:
+        raise ValueError(f"batch_norm in training needs more than one value per channel, got shape {x.shape}")
+    _check_written("batch_norm in training", x, (mean, var), vectors)
+    mesh_dims = across.cutting(make_spec(x.mesh, inputs, x.shape), dims)
+    if not mesh_dims:
+        return found
+    momentum, eps = (*rest, *(0.1, 1e-5)[len(rest) :])[:2]
+
+    def run(local: Any, *given: Any) -> Any:
+        running_mean, running_var, *scale = (*given[:4], *(None,) * 4)[:4]
+        return batch_normed(
+            local, x, mesh_dims, (running_mean, running_var), (scale[0], scale[1]), momentum, eps
+        )
+
+    return replace(found, run=run, meets_others=True)
+
+
+def _check_written(name: str, x: Spec, running: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Running statistics are written, so they must lie as they will."""
+    for statistic, lies in zip(running, wanted, strict=False):
+        if statistic is not None and statistic.placements != lies:
             raise ValueError(
-                f"batch_norm in training needs the statistics of the whole batch, but {x} is cut along it: use layer_norm or "
-                f"group_norm, eval() to take the running statistics, or redistribute the input to Replicate()"
+                f"{name} writes the running statistics, which lie as {statistic.placements}: beside an input {x} they must "
+                f"lie as {lies}; redistribute them before"
             )
-        for statistic, lies in zip((mean, var), vectors, strict=False):
-            if statistic is not None and statistic.placements != lies:
-                raise ValueError(
-                    f"batch_norm in training writes the running statistics, which lie as {statistic.placements}: beside an "
-                    f"input {x} they must lie as {lies}; redistribute them before"
-                )
-    return _alike(x, (inputs, *vectors), inputs)
 
 
 @rule(
@@ -126,15 +145,36 @@ def instance_norm(
     uses_own: bool = True,
     *rest: Any,
 ) -> Outcome:
-    """``instance_norm(x (n, channels, ...))``: over all dims but the first two. ValueError with running statistics."""
+    """``instance_norm(x (n, channels, ...))``: over all dims but the first two; with the running statistics elementwise.
+
+    Running statistics that are updated are means over the batch: one all-reduce of two numbers per channel where it is cut.
+    """
     if len(x.shape) < 3:
         raise ValueError(f"instance_norm takes (n, channels, ...), got shape {x.shape}")
-    if mean is not None or var is not None or not uses_own:
+    inputs = lying(x, range(2, len(x.shape)) if uses_own else ())
+    vectors = _over_channels(x, inputs, (mean, var, weight, bias))
+    found = _alike(x, (inputs, *vectors), inputs)
+    if not uses_own or (mean is None and var is None):
+        return found
+    if math.prod(x.shape[2:]) < 2:
         raise ValueError(
-            "instance_norm of a DTensor keeps no running statistics: use track_running_stats=False, or group_norm"
+            f"instance_norm in training needs more than one value per channel, got shape {x.shape}"
         )
-    inputs = lying(x, range(2, len(x.shape)))
-    return _alike(x, (inputs, None, None, *_over_channels(x, inputs, (weight, bias))), inputs)
+    _check_written("instance_norm in training", x, (mean, var), vectors)
+    mesh_dims = across.cutting(make_spec(x.mesh, inputs, x.shape), (0,))
+    momentum, eps = (*rest, *(0.1, 1e-5)[len(rest) :])[:2]
+
+    def around(function: Any) -> Any:
+        def run(local: Any, *given: Any) -> Any:
+            running_mean, running_var, *scale = (*given[:4], *(None,) * 4)[:4]
+            update_by_instances(local, x, mesh_dims, (running_mean, running_var), momentum)
+            if 0 in local.shape:
+                return local
+            return function(local, None, None, *scale, True, momentum, eps)
+
+        return run
+
+    return replace(found, run=None, around=around)
 
 
 @rule("normalize", params=("input", ("p", 2.0), ("dim", 1), ("eps", 1e-12)))

@@ -72,6 +72,9 @@ class Outcome:
     is_sized_by_values: bool = False
     """Whether only the values say how large the results are (then ``output`` is None): inputs and results are Replicate."""
 
+    meets_others: bool = False
+    """Whether ``run`` communicates on the way to a result that is cut, so that a rank without elements must run it, too."""
+
     @staticmethod
     def of_values(*args: Any) -> Outcome:
         """Of an operation whose results are as large as the values say: every rank needs all of every tensor among ``args``."""
