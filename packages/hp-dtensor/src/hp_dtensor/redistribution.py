@@ -14,7 +14,7 @@ from hp_dtensor.planning import Move, Step, plan_moves
 from hp_dtensor.ragged import ragged_dim, run_sizes
 from hp_dtensor.spec import Spec, make_spec
 from hp_dtensor.transport import Cut
-from hp_platform import get_platform, group_of
+from hp_platform import ProcessGroup, get_platform, group_of
 
 Tensor = Any
 
@@ -90,14 +90,15 @@ def run_move(
         return local
     group = spec.mesh.get_group(move.mesh_dim)
     if move.step is Step.ALL_GATHER:
-        cut = source_cut(spec, move)
+        cut = source_cut(spec, move, group)
         if varying:
             return conversions.gather_varying(local, cut, arrived)
         return conversions.gather(local, cut, arrived)
     if move.step is Step.SLICE:
-        return conversions.slice_out(local, _target_cut(spec, move))
+        return conversions.slice_out(local, _target_cut(spec, move, group))
     if move.step is Step.ALL_TO_ALL:
-        return conversions.all_to_all(local, source_cut(spec, move), _target_cut(spec, move), arrived)
+        cuts = source_cut(spec, move, group), _target_cut(spec, move, group)
+        return conversions.all_to_all(local, *cuts, arrived)
     if move.step is Step.TO_PARTIAL:
         return _to_partial(local, spec, move)
     assert isinstance(source, Partial)
@@ -105,7 +106,7 @@ def run_move(
     if move.step is Step.SCALE:
         return local if target.is_partial("sum") else _scaled(local, group.size)
     if move.step is Step.REDUCE_SCATTER:
-        cut = _target_cut(spec, move)
+        cut = _target_cut(spec, move, group)
         if op == "sum":
             return conversions.reduce_scatter(local, cut, arrived)
         return reductions.reduce_scatter(local, cut, op, arrived)
@@ -179,28 +180,31 @@ def _runs(spec: Spec, placement: Placement, mesh_dim: int) -> Any:
     }
 
 
-def source_cut(spec: Spec, move: Move) -> Cut:
-    """How the tensor dim that a step joins is dealt."""
+def source_cut(spec: Spec, move: Move, group: ProcessGroup | None = None) -> Cut:
+    """How the tensor dim that a step joins is dealt. ``group``: that of the mesh dim, if it is at hand."""
     assert isinstance(move.source, Shard)
-    return _cut(spec, move.mesh_dim, move.source.dim, move.outer)
+    return _cut(spec, move.mesh_dim, move.source.dim, move.outer, group)
 
 
-def _target_cut(spec: Spec, move: Move) -> Cut:
+def _target_cut(spec: Spec, move: Move, group: ProcessGroup | None = None) -> Cut:
     assert isinstance(move.target, Shard)
-    return _cut(spec, move.mesh_dim, move.target.dim, move.target_outer)
+    return _cut(spec, move.mesh_dim, move.target.dim, move.target_outer, group)
 
 
-def _cut(spec: Spec, mesh_dim: int, dim: int, outer: Stack) -> Cut:
+def _cut(spec: Spec, mesh_dim: int, dim: int, outer: Stack, group: ProcessGroup | None) -> Cut:
     """How ``dim`` is dealt along a mesh dim: what the outer cuts have left of it, in chunks."""
     mesh, key = spec.mesh, ("cut", spec, mesh_dim, dim, outer)
-    known = spec.plans.get(key)
-    if known is None:
+    if group is None:
+        group = mesh.get_group(mesh_dim)
+    known: Cut | None = spec.plans.get(key)
+    # The group may have been destroyed and made again.
+    if known is None or known.group is not group:
         coordinate = mesh.get_coordinate()
         left = left_for(spec.shape, dim, outer, mesh.shape, coordinate)
         sizes = chunk_sizes(left, mesh.shape[mesh_dim])
-        known = spec.plans[key] = mesh.group_positions(mesh_dim), coordinate[mesh_dim], dim, sizes
-    # The group may have been destroyed and made again.
-    return Cut(mesh.get_group(mesh_dim), *known)
+        known = Cut(group, mesh.group_positions(mesh_dim), coordinate[mesh_dim], dim, sizes)
+        spec.plans[key] = known
+    return known
 
 
 # ------------------------------------------------------------------------------------------------------------ asynchronous

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hp_platform import ProcessGroup, collectives, get_platform
@@ -29,12 +30,12 @@ class Cut:
     sizes: tuple[int, ...]
     """Of the chunks, by coordinate."""
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether blocks of equal size lie in the group's order: what the plain collectives take."""
         return len(set(self.sizes)) == 1 and self.positions == tuple(range(len(self.positions)))
 
-    @property
+    @cached_property
     def by_position(self) -> tuple[int, ...]:
         """For each position in the group its coordinate."""
         return tuple(sorted(range(len(self.positions)), key=self.positions.__getitem__))
@@ -113,38 +114,17 @@ def reduce_scatter(x: Tensor, cut: Cut, op: str = "sum", *, async_op: bool = Fal
 def all_to_all(x: Tensor, source: Cut, target: Cut, *, async_op: bool = False) -> Any:
     """From chunks of one dim to chunks of another.
 
-    Uneven blocks travel flat, in the group's order, because their shapes differ from rank to rank.
+    [Note: copies] A chunk travels with the dim that is cut in front, so one copy turns the whole tensor, none if that is dim 0
+    anyway; one more copy lays what has arrived along the dim that is joined, none if that is dim 0.
     """
     platform = get_platform()
+    x = platform.detach(x)
     if source.is_even and target.is_even:
-        return _even_all_to_all(platform, platform.detach(x), source, target, async_op)
-    pieces = platform.split(platform.detach(x), list(target.sizes), target.dim)
-    sent = [platform.reshape(pieces[c], (-1,)) for c in source.by_position]
-    shapes = []
-    for size in source.sizes:
-        shape = list(x.shape)
-        shape[target.dim], shape[source.dim] = target.sizes[target.index], size
-        shapes.append(tuple(shape))
-    by_position = [shapes[c] for c in source.by_position]
-    sizes = [math.prod(shape) for shape in by_position]
-    flat, in_sizes = platform.cat(sent), [piece.shape[0] for piece in sent]
-
-    def joined(arrived: Tensor) -> Tensor:
-        blocks = [
-            platform.reshape(block, shape)
-            for block, shape in zip(platform.split(arrived, sizes), by_position, strict=True)
-        ]
-        return platform.cat([blocks[position] for position in source.positions], source.dim)
-
-    return _run(
-        lambda a: _collectives.all_to_all(flat, source.group, in_sizes=in_sizes, out_sizes=sizes, async_op=a),
-        joined,
-        async_op,
-    )
+        return _even_all_to_all(platform, x, source, target, async_op)
+    return _uneven_all_to_all(platform, x, source, target, async_op)
 
 
 def _even_all_to_all(platform: Any, x: Tensor, source: Cut, target: Cut, async_op: bool) -> Any:
-    """Blocks of one shape: at most one copy before and one after."""
     num_ranks = len(source.sizes)
     blocks = _blocks_first(platform, x, target)
     shape = list(x.shape)
@@ -154,6 +134,41 @@ def _even_all_to_all(platform: Any, x: Tensor, source: Cut, target: Cut, async_o
         return platform.reshape(_moved(platform, arrived, 0, source.dim), tuple(shape))
 
     return _run(lambda a: _collectives.all_to_all(blocks, source.group, async_op=a), joined, async_op)
+
+
+def _uneven_all_to_all(platform: Any, x: Tensor, source: Cut, target: Cut, async_op: bool) -> Any:
+    """Blocks travel flat and in the group's order, because their shapes differ from rank to rank."""
+    turned = _moved(platform, x, target.dim, 0)
+    sizes = [target.sizes[c] for c in target.by_position]
+    if target.by_position == tuple(range(len(sizes))):
+        turned = platform.contiguous(turned)
+    else:
+        pieces = platform.split(turned, list(target.sizes))
+        turned = platform.cat([pieces[c] for c in target.by_position])
+    row = math.prod(turned.shape[1:])
+    shapes = []
+    for coordinate in source.by_position:
+        shape = list(x.shape)
+        shape[source.dim] = source.sizes[coordinate]
+        del shape[target.dim]
+        shapes.append((target.sizes[target.index], *shape))
+    out_sizes = [math.prod(shape) for shape in shapes]
+
+    def joined(arrived: Tensor) -> Tensor:
+        blocks = [
+            _moved(platform, platform.reshape(block, shape), 0, target.dim)
+            for block, shape in zip(platform.split(arrived, out_sizes), shapes, strict=True)
+        ]
+        return platform.cat([blocks[position] for position in source.positions], source.dim)
+
+    flat, in_sizes = platform.reshape(turned, (-1,)), [size * row for size in sizes]
+    return _run(
+        lambda a: _collectives.all_to_all(
+            flat, source.group, in_sizes=in_sizes, out_sizes=out_sizes, async_op=a
+        ),
+        joined,
+        async_op,
+    )
 
 
 def _blocks_first(platform: Any, x: Tensor, cut: Cut) -> Tensor:

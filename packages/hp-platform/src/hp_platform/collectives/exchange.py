@@ -59,6 +59,30 @@ def all_to_all(
     Returns ``(sum(out_sizes), ...)``. Communication: one all-to-all of ``x``'s bytes; none in a group of one rank.
     """
     platform, group = get_platform(), resolve(group)
+    in_sizes, out_sizes = _sizes(x, group, in_sizes, out_sizes)
+    if group.size == 1:
+        return finished(platform.detach(x), group) if async_op else platform.detach(x)
+    data = payload(platform, x)
+    buffer, done = output(platform, data, (sum(out_sizes), *x.shape[1:]), None)
+    truth = is_bool(platform, x)
+
+    def finish() -> Tensor:
+        return platform.cast(done(), "bool") if truth else done()
+
+    return launch(
+        "all_to_all",
+        group,
+        nbytes(platform, data),
+        lambda a: platform.all_to_all_into(buffer, data, out_sizes, in_sizes, group.native, a),
+        finish,
+        async_op,
+    )
+
+
+def _sizes(
+    x: Tensor, group: ProcessGroup, in_sizes: Sequence[int] | None, out_sizes: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """Rows to and from each rank; ValueError if they cannot be."""
     rows = x.shape[0] if x.ndim else 0
     if (in_sizes is None) != (out_sizes is None):
         raise ValueError("give both in_sizes and out_sizes, or neither")
@@ -67,7 +91,8 @@ def all_to_all(
             raise ValueError(
                 f"all_to_all cuts dim 0 into {group.size} equal blocks; got shape {tuple(x.shape)}: give in_sizes and out_sizes"
             )
-        in_sizes = out_sizes = [rows // group.size] * group.size
+        even = [rows // group.size] * group.size
+        return even, even
     if len(in_sizes) != group.size or len(out_sizes) != group.size:
         raise ValueError(
             f"in_sizes and out_sizes need {group.size} entries each; got {len(in_sizes)} and {len(out_sizes)}"
@@ -84,24 +109,7 @@ def all_to_all(
         raise ValueError(
             f"rank {group.rank} of the group sends itself {in_sizes[group.rank]} rows and expects {out_sizes[group.rank]}: must be equal"
         )
-    if group.size == 1:
-        return finished(platform.detach(x), group) if async_op else platform.detach(x)
-    data = payload(platform, x)
-    buffer, done = output(platform, data, (sum(out_sizes), *x.shape[1:]), None)
-    truth = is_bool(platform, x)
-
-    def finish() -> Tensor:
-        return platform.cast(done(), "bool") if truth else done()
-
-    sizes = (list(out_sizes), list(in_sizes))
-    return launch(
-        "all_to_all",
-        group,
-        nbytes(platform, data),
-        lambda a: platform.all_to_all_into(buffer, data, *sizes, group.native, a),
-        finish,
-        async_op,
-    )
+    return list(in_sizes), list(out_sizes)
 
 
 def send(
