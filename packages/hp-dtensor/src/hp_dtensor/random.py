@@ -9,6 +9,12 @@ A stream (:class:`RandomStream`) numbers the operations; ``generator=None`` mean
 ranks must call the same random functions in the same order. No function here communicates.
 """
 
+from hp_dtensor.rng.composed import (
+    cauchy_,
+    geometric_,
+    log_normal_,
+    poisson,
+)
 from hp_dtensor.rng.dropout import (
     dropout,
 )
@@ -46,16 +52,20 @@ __all__ = [
     "RandomStream",
     "bernoulli",
     "bernoulli_",
+    "cauchy_",
     "checkpoint_contexts",
     "default_random_stream",
     "dropout",
     "exponential_",
+    "geometric_",
     "get_state",
     "global_draws",
     "kaiming_normal_",
     "kaiming_uniform_",
+    "log_normal_",
     "manual_seed",
     "normal_",
+    "poisson",
     "rand",
     "rand_like",
     "randint",

@@ -26,12 +26,16 @@ WRITING: dict[str, tuple[tuple[Any, ...], Callable[[Any], Any]]] = {
     "exponential_": ((2.0,), lambda x: random.exponential_(x, 2.0)),
     "bernoulli_": ((0.25,), lambda x: random.bernoulli_(x, 0.25)),
     "random_": ((3, 9), lambda x: random.random_(x, 3, 9)),
+    "cauchy_": ((0.5, 2.0), lambda x: random.cauchy_(x, 0.5, 2.0)),
+    "log_normal_": ((0.5, 2.0), lambda x: random.log_normal_(x, 0.5, 2.0)),
+    "geometric_": ((0.25,), lambda x: random.geometric_(x, 0.25)),
 }
 MAKING: dict[str, tuple[tuple[Any, ...], Callable[[Any], Any]]] = {
     "rand_like": ((), random.rand_like),
     "randn_like": ((), random.randn_like),
     "randint_like": ((3, 9), lambda x: random.randint_like(x, 3, 9)),
     "bernoulli": ((), random.bernoulli),
+    "poisson": ((), random.poisson),
     "dropout": ((0.25, True), lambda x: random.dropout(x, 0.25)),
 }
 

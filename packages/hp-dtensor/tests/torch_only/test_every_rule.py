@@ -10,6 +10,7 @@ from hp_dtensor.rules import RULES
 from hp_platform.testing import World, distributed
 
 HERE = Path(__file__).parent
+RANDOM = ("hp_dtensor.rules.random", "hp_dtensor.rules.random_composed")
 
 ELSEWHERE = {
     # Needs a framework's dtype; is view with another tensor's shape: both are in test_dispatch.
@@ -33,6 +34,6 @@ def test_every_rule_is_checked(world: World) -> None:
     tables = [getattr(module, table, {}) for module in modules for table in ("CASES", "VIEWS")]
     checked = {_rule_of(entry) for table in tables for entry in table.values()}
     # Each rank of the checker would take a place of its own in the stream: see tests/random.
-    random = {name for name, rule in RULES.items() if rule.plan.__module__ == "hp_dtensor.rules.random"}
+    random = {name for name, rule in RULES.items() if rule.plan.__module__ in RANDOM}
     missing = set(RULES) - checked - ELSEWHERE - random
     assert not missing, f"rules without a case: {', '.join(sorted(missing))}"

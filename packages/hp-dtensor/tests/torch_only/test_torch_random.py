@@ -28,6 +28,10 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
     "random_": lambda x: x.random_(),
     "random_ to": lambda x: x.random_(5),
     "random_ from to": lambda x: x.random_(2, to=5),
+    "cauchy_": lambda x: x.cauchy_(),
+    "cauchy_ of a median": lambda x: x.cauchy_(2.0, sigma=0.5),
+    "log_normal_": lambda x: x.log_normal_(0.5, std=0.25),
+    "geometric_": lambda x: x.geometric_(0.3),
     "init.uniform_": lambda x: init.uniform_(x, -2, 2),
     "init.normal_": lambda x: init.normal_(x, std=0.02),
     "init.trunc_normal_": lambda x: init.trunc_normal_(x, std=0.5, a=-0.5, b=1.0),
@@ -43,6 +47,15 @@ NEW: dict[str, Callable[[Any], Any]] = {
     "randint_like low": lambda x: torch.randint_like(x, 2, 9),
     "torch.bernoulli": lambda x: torch.bernoulli(x.abs().clamp(0, 1)),
     "Tensor.bernoulli": lambda x: x.bernoulli(0.25),
+    "poisson": lambda x: torch.poisson(x * 30),
+    "normal of two tensors": lambda x: torch.normal(x, x),
+    "normal of a tensor and a number": lambda x: torch.normal(x, 2.0),
+    "F.alpha_dropout": lambda x: F.alpha_dropout(x + 1, 0.25, True),
+    "torch.alpha_dropout": lambda x: torch.alpha_dropout(x + 1, 0.25, True),
+    "nn.AlphaDropout": lambda x: torch.nn.AlphaDropout(0.25)(x + 1),
+    "nn.FeatureAlphaDropout": lambda x: torch.nn.FeatureAlphaDropout(0.5)((x + 1).unsqueeze(2)),
+    "F.rrelu": lambda x: F.rrelu(x - 0.5, training=True),
+    "nn.RReLU": lambda x: torch.nn.RReLU(0.1, 0.2)(x - 0.5),
     "F.dropout": lambda x: F.dropout(x + 1),
     "F.dropout in place": lambda x: F.dropout(x + 1, 0.25, True, True),
     "torch.dropout": lambda x: torch.dropout(x + 1, 0.25, True),
@@ -199,3 +212,27 @@ def test_tensors_like_a_sum_are_replicated(world: World) -> None:
     assert leaf.requires_grad
     assert leaf.dtype == torch.float64
     assert x.new_full((2, 2), 3.0).full_tensor().tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_alpha_dropout_keeps_mean_and_variance_and_its_gradient_is_that_of_the_unsharded_one(
+    world: World,
+) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(101, 400, generator=generator, dtype=torch.float64).to(world.device)
+    random.manual_seed(3)
+    with random.global_draws():
+        plain = whole.clone().requires_grad_()
+        expected = F.alpha_dropout(plain, 0.3, True)
+    # Six standard errors of the moments of 40,000 numbers.
+    assert abs(expected.mean().item()) < 0.03
+    assert abs(expected.var().item() - 1) < 0.06
+    expected.square().sum().backward()
+    for placement in (S0, S1):
+        x = distribute_tensor(whole, mesh, [placement]).requires_grad_()
+        random.manual_seed(3)
+        F.alpha_dropout(x, 0.3, True).square().sum().backward()
+        assert_parity(x.grad, plain.grad, exact=True)
+    assert F.alpha_dropout(x, 0.3) is x
+    assert torch.equal(F.alpha_dropout(x, 1.0, True).full_tensor(), torch.zeros_like(whole))

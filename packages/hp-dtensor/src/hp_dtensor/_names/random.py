@@ -14,6 +14,14 @@ DRAWING: Final[dict[str, str]] = {
     "randint_like": "randint_like",
     "dropout": "dropout",
     "feature_dropout": "feature_dropout",
+    "cauchy_": "cauchy_",
+    "log_normal_": "log_normal_",
+    "geometric_": "geometric_",
+    "poisson": "poisson",
+    "normal": "normal",
+    "alpha_dropout": "alpha_dropout",
+    "feature_alpha_dropout": "feature_alpha_dropout",
+    "rrelu": "rrelu",
 }
 """What takes a place in the stream."""
 
@@ -28,4 +36,7 @@ FUNCTIONS: Final[dict[str, str]] = {
 IN_PLACE: Final[dict[str, str]] = {
     "dropout": "dropout_",
     "feature_dropout": "feature_dropout_",
+    "alpha_dropout": "alpha_dropout_",
+    "feature_alpha_dropout": "feature_alpha_dropout_",
+    "rrelu": "rrelu_",
 }
