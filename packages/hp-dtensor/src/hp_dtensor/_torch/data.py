@@ -72,6 +72,13 @@ class DataMethods(DTensorBase):
             x = self._wrap(x._local.to(like.device, non_blocking=non_blocking), x._spec)
         return x.clone() if copy and x is self else x
 
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """``type(dtype)`` as :meth:`to`, which also takes a name such as ``"torch.FloatTensor"``; without it the local's name."""
+        if dtype is None:
+            return self._local.type()
+        like = torch.empty(0, dtype=self._local.dtype, device=self._local.device).type(dtype)
+        return self.to(like.device, like.dtype, non_blocking=non_blocking)
+
     def cpu(self) -> Any:
         """The pieces on the host."""
         return self.to("cpu")

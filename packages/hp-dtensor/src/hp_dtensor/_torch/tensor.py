@@ -85,6 +85,9 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
         return dispatch(_CAST, torch.Tensor.to, (self, dtype), None)
 
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
+    H = property(
+        lambda x: x.t().conj() if x.dtype.is_complex else x.t(), doc="The conjugate transpose of a matrix."
+    )
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
 
 
