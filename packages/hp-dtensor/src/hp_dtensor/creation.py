@@ -225,6 +225,10 @@ def check_mesh(mesh: Any) -> None:
     """ValueError unless it is a mesh of this library."""
     from hp_platform import DeviceMesh
 
+    if isinstance(mesh, (list, tuple)) and any(isinstance(x, Placement) for x in mesh):
+        raise ValueError(
+            f"device_mesh must be a hp_platform.DeviceMesh, got {mesh!r}: give it by name, placements={mesh!r}"
+        )
     if not isinstance(mesh, DeviceMesh):
         raise ValueError(
             f"device_mesh must be a hp_platform.DeviceMesh, got {type(mesh).__name__}; make one with init_device_mesh"
