@@ -1,5 +1,6 @@
 """Redistribution to other meshes and other ranks, asynchronously, and as a plan that is only read."""
 
+import gc
 import itertools
 from typing import Any
 
@@ -142,6 +143,49 @@ def test_asynchronous_redistribution_gives_the_same_and_starts_at_once(world: Wo
         y.backward(_full(world, start=7))
         gradient = DTensor.from_local(p.get_grad(local), mesh, x._spec.grad.placements, shape=(5, 3))
         assert_parity(gradient.full_tensor(), _full(world, start=7), exact=True, name=f"gradient, {name}")
+
+
+@distributed(world_size=(2, 3))
+def test_asynchronous_redistributions_cross_each_other_and_may_be_dropped(world: World) -> None:
+    mesh, p = init_device_mesh(world.device_type, (world.size,)), world.platform
+    x, y = (
+        distribute_tensor(p.set_requires_grad_(_full(world, start=start), True), mesh, [at])
+        for start, at in ((1, S0), (50, S1))
+    )
+    # Dropped: nobody waits, nothing hangs, and no gradient is lost.
+    x.redistribute(placements=[R], async_op=True)
+    y.redistribute(placements=[S0], async_op=True)
+    gc.collect()
+    # Crossing: waited for in another order than started, and others run in between.
+    first, second = (t.redistribute(placements=[R], async_op=True) for t in (x * 2, y * 3))
+    between = (x.redistribute(placements=[S1]) * y).sum()
+    b = second.wait()
+    third = b.redistribute(placements=[S0], async_op=True)
+    a = first.wait()
+    (third.wait() * a).sum().backward()
+    between.backward()
+    left, right = (p.set_requires_grad_(_full(world, start=start), True) for start in (1, 50))
+    p.backward([p.sum(left * 2 * (right * 3)) + p.sum(left * right)])
+    for name, mine, whole in (("x", x, left), ("y", y, right)):
+        # Sums of two products of whole numbers: exact.
+        assert_parity(mine.grad, p.get_grad(whole), exact=True, name=name)
+
+
+@distributed(world_size=2)
+def test_an_asynchronous_redistribution_takes_the_values_of_its_start(world: World) -> None:
+    mesh, p = init_device_mesh(world.device_type, (2,)), world.platform
+    for source, target in ((S0, S1), (S1, S0), (S0, S0), (R, S0)):
+        x = distribute_tensor(_full(world), mesh, [source])
+        handle = x.redistribute(placements=[target], async_op=True)
+        y = handle.wait()
+        assert handle.wait() is y and y.placements == (target,)
+        assert (y is x) == (source == target)
+        with p.no_grad():
+            x.mul_(0)
+        if source != target and source != R:
+            assert_parity(y.full_tensor(), _full(world), exact=True, name=f"{source} to {target}")
+    with pytest.raises(ValueError, match="got 2 placements"):
+        x.redistribute(placements=[S0, S0], async_op=True)
 
 
 def _grid() -> Layout:
