@@ -1,20 +1,27 @@
 """Cases for the rule checker, and how many combinations of placements of each a run tries.
 
-A test module fills a table with :func:`case` and calls :func:`check` for each entry. By default a sample of the combinations
-runs, the same in every run; with HP_FULL_RULES=1 in the environment (``nox -s full-hp-dtensor`` sets it) all of them do, or
-LIMIT of them where three tensors and more make tens of thousands.
+A test module fills a table with :func:`case`, makes a test of each of its :func:`parts` and calls :func:`check` in it. By
+default a sample of the combinations runs, the same in every run. With HP_FULL_RULES=1 in the environment
+(``nox -s full-hp-dtensor`` sets it) they run as [Note: every three meet] in ``covering.py`` says; large cases are dealt to
+several tests. HP_RULE_LOG=FILE collects one line of JSON for each part that has passed, at once; a part that stands there
+already is skipped by that name, so that a run that was cut off can go on.
 """
 
 import itertools
+import json
 import math
 import os
-import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
+from covering import Covering, sample
+
 from hp_dtensor.placements import Partial, Placement, Replicate, Shard
-from hp_dtensor.rule_checker import check_rule
+from hp_dtensor.rule_checker import RefusedError, RuleChecker
 from hp_platform import get_platform
 
 IS_FULL = os.environ.get("HP_FULL_RULES", "0") not in ("", "0")
@@ -23,8 +30,9 @@ SIZES = (1, 2, 3, 5, 8)
 """That shapes of cases are made of: smaller, equal and larger than meshes, and prime."""
 SAMPLES = 3
 """Combinations per case and mesh in the default run."""
-LIMIT = 2000
-"""The same in the full run."""
+PART = 40_000
+"""Combinations per test in the full run."""
+LOG = os.environ.get("HP_RULE_LOG", "")
 # A few hundred roundings of numbers below 1e3 in float64.
 TOLERANCE = 1e-10
 
@@ -77,40 +85,111 @@ def case(cases: Cases, rule: str, function: Callable[..., Any], *args: Any, **kw
     cases[label] = Case(rule, function, args, kwargs)
 
 
-def check(given: Case, samples: int = SAMPLES, tolerance: float = TOLERANCE) -> None:
-    """Run a case through the rule checker, in all combinations of placements on all meshes or a sample of them."""
+@dataclass(frozen=True)
+class Part:
+    """What one test tries of a case: combinations of placements on one mesh, by their numbers."""
+
+    file: str
+    """The test module's."""
+    name: str
+    """Of the case."""
+    meshes: tuple[tuple[int, ...], ...]
+    numbers: range | None = None
+    """Of the combinations on the one mesh; None: a sample on each."""
+
+    @property
+    def id(self) -> str:
+        """The last part of the test's id."""
+        if self.numbers is None:
+            return self.name
+        return f"{self.name} on {'x'.join(map(str, self.meshes[0]))} from {self.numbers.start}"
+
+
+def parts(cases: Cases, file: str) -> list[Any]:
+    """Parameters for pytest: all parts of these cases in the tests of ``file``."""
+    file, passed = Path(file).name, _passed()
+    found = []
+    for name, given in cases.items():
+        for part in _parts(given, name, file):
+            has_passed = (file, part.id) in passed
+            marks = [pytest.mark.skip(reason=f"passed before, says {LOG}")] if has_passed else []
+            found.append(pytest.param(part, id=part.id, marks=marks))
+    return found
+
+
+def _parts(given: Case, name: str, file: str) -> Iterator[Part]:
+    if not IS_FULL:
+        yield Part(file, name, tuple(MESHES))
+        return
     tensors = list(_tensors(given.args))
-    made = iter([numbers(x, i) for i, x in enumerate(tensors)])
-    args = [_filled(arg, made) for arg in given.args]
     for mesh in MESHES:
-        for placements in combinations(tensors, mesh, samples):
-            check_rule(
-                given.rule,
-                given.function,
-                args,
-                placements,
-                mesh,
-                kwargs=given.kwargs,
-                tolerance=tolerance,
-            )
+        count = len(Covering([len(choices(x)) ** len(mesh) for x in tensors]))
+        for first in range(0, count, PART):
+            yield Part(file, name, (mesh,), range(first, min(first + PART, count)))
+
+
+def check(
+    given: Case, part: Part | None = None, samples: int = SAMPLES, tolerance: float = TOLERANCE
+) -> None:
+    """Run a part of a case through the rule checker, or all of them one after another.
+
+    Combinations that the rule refuses by a ValueError are counted; a rule that refuses all of them fails.
+    """
+    if part is None:
+        for one in _parts(given, given.rule, ""):
+            check(given, one, samples, tolerance)
+        return
+    tensors, args = list(_tensors(given.args)), filled(given.args)
+    for mesh in part.meshes:
+        begin = time.perf_counter()
+        checker = RuleChecker(
+            given.rule, given.function, args, mesh, kwargs=given.kwargs, tolerance=tolerance
+        )
+        count, refusals = 0, 0
+        reasons: dict[str, None] = {}
+        for placements in combinations(tensors, mesh, part.numbers, samples):
+            count = count + 1
+            try:
+                checker.check(placements)
+            except RefusedError as error:
+                refusals = refusals + 1
+                reasons[str(error.__cause__)] = None
+        assert refusals < count, f"{part.id} on {mesh}: every combination is refused: {list(reasons)[:3]}"
+        if LOG and part.numbers is not None:
+            told = {
+                "file": part.file,
+                "part": part.id,
+                "rule": given.rule,
+                "mesh": mesh,
+                "tensors": len(tensors),
+                "combinations": count,
+                "programs": checker.programs,
+                "refused": refusals,
+                "reasons": list(reasons)[:2],
+                "seconds": round(time.perf_counter() - begin, 2),
+            }
+            with Path(LOG).open("a", encoding="utf-8") as log:
+                log.write(json.dumps(told) + "\n")
+
+
+def _passed() -> set[tuple[str, str]]:
+    """Parts that the log tells of, by file and id."""
+    if not LOG or not Path(LOG).exists():
+        return set()
+    lines = [json.loads(line) for line in Path(LOG).read_text(encoding="utf-8").splitlines()]
+    return {(line["file"], line["part"]) for line in lines}
 
 
 def combinations(
-    tensors: Sequence[T], mesh: tuple[int, ...], samples: int = SAMPLES
+    tensors: Sequence[T], mesh: tuple[int, ...], numbers: range | None, samples: int = SAMPLES
 ) -> Iterator[list[tuple[Placement, ...]]]:
-    """Placements for each tensor: all combinations, or a sample of them that is the same in every run."""
+    """Placements for each tensor: those of a part, by their numbers, or a sample."""
     per_tensor = [list(itertools.product(choices(x), repeat=len(mesh))) for x in tensors]
-    count = math.prod(map(len, per_tensor))
-    drawn: Sequence[int] = range(count)
-    limit = LIMIT if IS_FULL else samples
-    if count > limit:
-        drawn = random.Random(count).sample(drawn, limit)
-    for number in drawn:
-        combination = []
-        for own in per_tensor:
-            number, place = divmod(number, len(own))
-            combination.append(own[place])
-        yield combination
+    lengths = [len(own) for own in per_tensor]
+    covering = Covering(lengths)
+    drawn = sample(lengths, samples) if numbers is None else (covering[number] for number in numbers)
+    for places in drawn:
+        yield [own[place] for own, place in zip(per_tensor, places, strict=True)]
 
 
 def choices(x: T) -> list[Placement]:
@@ -130,6 +209,12 @@ def numbers(x: T, start: int = 0) -> Any:
     else:
         values = [step % 3 == 0 for step in steps]
     return platform.reshape(platform.tensor(values, x.dtype), x.shape)
+
+
+def filled(args: Sequence[Any]) -> list[Any]:
+    """The arguments with a tensor for each that one stands for."""
+    made = iter([numbers(x, i) for i, x in enumerate(_tensors(args))])
+    return [_filled(arg, made) for arg in args]
 
 
 def _tensors(args: Sequence[Any]) -> Iterator[T]:

@@ -1,21 +1,19 @@
 """Every rule in every combination of placements, against the unsharded operation; values and gradients, in float64."""
 
-import itertools
-import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hp_dtensor.placements import Partial, Placement, Replicate, Shard
+from hp_dtensor.placements import Partial, Shard
 from hp_dtensor.rule_checker import check_rule
-from hp_platform import get_platform
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rule_cases import IS_FULL, LIMIT, MESHES
+from rule_cases import Case, Part, T, check, filled, parts
 
 # Products of at most 8 terms of numbers below 4, summed over at most 4 ranks: 1e-11 is 1e3 times their rounding.
 TOLERANCE = 1e-11
@@ -110,56 +108,35 @@ def _stretch(p: Any, x: Any, shape: tuple[int, ...]) -> Any:
     return x + p.zeros(target, x.dtype)
 
 
-def _choices(shape: tuple[int, ...]) -> list[Placement]:
-    return [*map(Shard, range(len(shape))), Replicate(), Partial(), Partial("avg")]
-
-
-def _combinations(
-    shapes: list[tuple[int, ...]], mesh: tuple[int, ...]
-) -> Iterator[list[tuple[Placement, ...]]]:
-    per_tensor = [itertools.product(_choices(shape), repeat=len(mesh)) for shape in shapes]
-    for combination in itertools.product(*map(list, per_tensor)):
-        yield list(combination)
-
-
-def _numbers(shape: tuple[int, ...], start: int) -> Any:
+def _t(shape: tuple[int, ...]) -> T:
     """Different numbers from -3.5 to 4, none of them 0."""
-    platform = get_platform()
-    count = 1
-    for n in shape:
-        count = count * n
-    values = [((i * 7 + start * 3) % 15 - 7) / 2 or 4.0 for i in range(count)]
-    return platform.reshape(platform.tensor(values, "float64"), shape)
+    return T(shape, low=-3.5, high=4.0)
 
 
-def _sample(
-    shapes: list[tuple[int, ...]], mesh: tuple[int, ...], world: World
-) -> list[list[tuple[Placement, ...]]]:
-    """All combinations, or as many of them as the run has time for; elsewhere each takes up to ten times as long."""
-    combinations = list(_combinations(shapes, mesh))
-    limit = LIMIT if IS_FULL else 60 if world.backend in ("torch", "cuda") else 20
-    return random.Random(0).sample(combinations, min(limit, len(combinations)))
+# What takes the platform and gives the function stands in the function's place.
+OPERATIONS = {name: Case(rule, call, list(map(_t, shapes))) for name, (rule, shapes, call) in CASES.items()}
+CHANGES = {name: Case(rule, call, [_t(shape), *args]) for name, (rule, shape, args, call) in VIEWS.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+def _on(given: Case, world: World) -> Case:
+    return replace(given, function=given.function(world.platform))
+
+
+def _samples(world: World) -> int:
+    """As many combinations as the default run has time for; elsewhere than on torch each takes up to ten times as long."""
+    return 60 if world.backend in ("torch", "cuda") else 20
+
+
+@pytest.mark.parametrize("part", parts(OPERATIONS, __file__))
 @distributed(world_size=1)
-def test_operation_gives_values_and_gradients_of_the_unsharded_one(case: str, world: World) -> None:
-    rule, shapes, call = CASES[case]
-    args = [_numbers(shape, i) for i, shape in enumerate(shapes)]
-    for mesh in MESHES:
-        for placements in _sample(shapes, mesh, world):
-            check_rule(rule, call(world.platform), args, placements, mesh, tolerance=TOLERANCE)
+def test_operation_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(_on(OPERATIONS[part.name], world), part, _samples(world), TOLERANCE)
 
 
-@pytest.mark.parametrize("case", VIEWS)
+@pytest.mark.parametrize("part", parts(CHANGES, __file__))
 @distributed(world_size=1)
-def test_change_of_shape_gives_values_and_gradients_of_the_unsharded_one(case: str, world: World) -> None:
-    rule, shape, args, call = VIEWS[case]
-    for mesh in MESHES:
-        for placements in _sample([shape], mesh, world):
-            check_rule(
-                rule, call(world.platform), [_numbers(shape, 1), *args], placements, mesh, tolerance=TOLERANCE
-            )
+def test_change_of_shape_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(_on(CHANGES[part.name], world), part, _samples(world), TOLERANCE)
 
 
 # A wrong rule must be caught: the operation, what it is taken for, where that shows.
@@ -176,6 +153,6 @@ LIES = {
 @distributed(world_size=1)
 def test_checker_catches(lie: str, world: World) -> None:
     rule, shapes, placements, call = LIES[lie]
-    args = [_numbers(shape, i) for i, shape in enumerate(shapes)]
+    args = filled([_t(shape) for shape in shapes])
     with pytest.raises(AssertionError, match=rf"rule '{rule}'"):
         check_rule(rule, call(world.platform), args, [(p,) for p in placements], (2,), tolerance=TOLERANCE)

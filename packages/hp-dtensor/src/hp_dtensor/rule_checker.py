@@ -6,8 +6,7 @@ wants them, and gradients are put together as :mod:`hp_dtensor.conversions` coun
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +16,19 @@ from hp_dtensor.plan import Plan, plan_of, with_wishes
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
 from hp_dtensor.rules_view import ask
+from hp_dtensor.same_program import program
 from hp_dtensor.simulation import CheckerMesh, Replies
 from hp_dtensor.spec import Spec, make_spec, shown
+from hp_dtensor.whole_call import gradients, leaf, results_of, seed, tensors_of, with_tensors
 from hp_platform import get_platform
 
-__all__ = ["CheckerMesh", "assembled", "check_rule", "piece"]
+__all__ = ["CheckerMesh", "RefusedError", "RuleChecker", "assembled", "check_rule", "piece"]
 
 Tensor = Any
+
+
+class RefusedError(ValueError):
+    """The rule refuses these placements, on all ranks, with the ValueError that is this one's cause."""
 
 
 def check_rule(
@@ -36,54 +41,11 @@ def check_rule(
     kwargs: Mapping[str, Any] | None = None,
     tolerance: float,
 ) -> Outcome:
-    """Check rule ``name`` for ``function(*args, **kwargs)`` on a mesh of this shape.
+    """Check rule ``name`` for ``function(*args, **kwargs)`` in one combination of placements: see :class:`RuleChecker`.
 
-    Args:
-        name: of a rule in :data:`hp_dtensor.rules.RULES`.
-        function: works on plain tensors of the process' framework; gives a tensor, several in a tuple or list, or a value.
-        args: positional arguments of a call; tensors (also those in lists) are whole, those of a floating dtype are
-            differentiated. The rule brings them into its own form, as in dispatch.
-        placements: for each tensor among ``args``, in their order.
-        mesh_shape: how many ranks along each mesh dim.
-        kwargs: scalars.
-        tolerance: largest absolute difference of values and gradients that is allowed.
-
-    Collectives that the rule's own ``run`` starts are simulated: see [Note: replies] in :mod:`hp_dtensor.simulation`.
-
-    Returns what the rule answered on the first rank. AssertionError, with rule, placements and mesh, if a value or gradient
-    differs, a local shape is not that of the output's spec, or ranks get different answers. Communication: none.
+    Returns what the rule answered on the first rank. Communication: none.
     """
-    label = f"rule {name!r} of {', '.join(map(shown, placements))} on mesh {mesh_shape}"
-    tensors = list(_tensors_of(args))
-    run = _Run(name, function, args, tensors, placements, mesh_shape, dict(kwargs or {}), label)
-    with get_platform().enable_grad():
-        leaves = [_leaf(x) for x in tensors]
-        whole = _results(function(*_with_tensors(args, leaves), **run.kwargs))
-        seeded = [_seed(x) for x in whole]
-        expected = _gradients(whole, leaves, seeded)
-        ranks = run.passes(seeded)
-    first = ranks[0].outcome
-    for rank in ranks[1:]:
-        same = _answer(rank.outcome) == _answer(first)
-        assert same, f"{label}: ranks get different answers: {first} and {rank.outcome}"
-    for i, value in enumerate(whole):
-        place = f"{label}: value" + (f" {i}" if len(whole) > 1 else "")
-        spec = ranks[0].specs[i]
-        if spec is None:
-            found = [rank.results[i] for rank in ranks]
-            assert all(x == value for x in found), f"{place}: {found}, expected {value}"
-        else:
-            _compare(
-                assembled({r.coordinate: r.results[i] for r in ranks}, spec.placements, place),
-                value,
-                place,
-                tolerance,
-            )
-    for i, grad in enumerate(expected):
-        if grad is not None:
-            place = f"{label}: gradient of tensor {i}"
-            _compare(run.gradient(ranks, i, place), grad, place, tolerance)
-    return first
+    return RuleChecker(name, function, args, mesh_shape, kwargs=kwargs, tolerance=tolerance).check(placements)
 
 
 @dataclass
@@ -92,89 +54,197 @@ class _Rank:
 
     coordinate: Coordinate
     outcome: Outcome
-    specs: list[Spec | None]
-    """Of the results."""
+    given: tuple[Any, ...]
+    """The arguments, with specs for tensors, in the form that the rule takes."""
+    kwargs: dict[str, Any]
     wanted: list[Placements]
     """How each input lies when the operation runs."""
     wishes: list[Placements | None]
     """Where the rule asks for that: there the gradients of what is Replicate are summed."""
-    pieces: list[Tensor]
-    results: list[Any]
+    specs: list[Spec | None] = field(default_factory=list)
+    """Of the results."""
+    pieces: list[Tensor] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
 
 
-@dataclass
-class _Run:
-    """The operation on all ranks."""
+class RuleChecker:
+    """Checks rule ``name`` for ``function(*args, **kwargs)`` on a mesh of this shape, in many combinations of placements.
 
-    name: str
-    function: Callable[..., Any]
-    args: Sequence[Any]
-    tensors: Sequence[Tensor]
-    placements: Sequence[Sequence[Placement]]
-    mesh_shape: tuple[int, ...]
-    kwargs: dict[str, Any]
-    label: str
+    The unsharded operation runs once, and so does each program that the rule makes of a combination:
+    see [Note: the same program] in :mod:`hp_dtensor.same_program`.
 
-    def passes(self, seeded: Sequence[Tensor | None]) -> list[_Rank]:
-        """Forward and backward on every rank, as often as collectives need it."""
-        replies = Replies()
-        while True:
-            ranks = [self.forward(c, replies) for c in coordinates(self.mesh_shape)]
-            self.backward(ranks, seeded)
-            if replies.settle(self.mesh_shape):
-                return ranks
+    Args:
+        name: of a rule in :data:`hp_dtensor.rules.RULES`.
+        function: works on plain tensors of the process' framework; gives a tensor, several in a tuple or list, or a value.
+        args: positional arguments of a call; tensors (also those in lists) are whole, those of a floating dtype are
+            differentiated. The rule brings them into its own form, as in dispatch.
+        mesh_shape: how many ranks along each mesh dim.
+        kwargs: scalars.
+        tolerance: largest absolute difference of values and gradients that is allowed.
 
-    def forward(self, coordinate: Coordinate, replies: Replies) -> _Rank:
-        mesh = CheckerMesh(self.mesh_shape, coordinate, replies)
-        specs = [
-            make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, self.placements, strict=True)
-        ]
-        given, kwargs = self.bound(specs)
+    Collectives that the rule's own ``run`` starts are simulated: see [Note: replies] in :mod:`hp_dtensor.simulation`.
+    """
+
+    programs: int
+    """How many different programs have run."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        mesh_shape: tuple[int, ...],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        tolerance: float,
+    ) -> None:
+        self.name, self.function, self.args, self.mesh_shape = name, function, args, mesh_shape
+        self.kwargs, self.tolerance = dict(kwargs or {}), tolerance
+        self.tensors = list(tensors_of(args))
+        self.programs = 0
+        self._passed: set[Hashable] = set()
+        self._replies = Replies()
+        self._meshes = {c: CheckerMesh(mesh_shape, c, self._replies) for c in coordinates(mesh_shape)}
+        with get_platform().enable_grad():
+            leaves = [leaf(x) for x in self.tensors]
+            whole = results_of(function(*with_tensors(args, leaves), **self.kwargs))
+            self._seeds = [seed(x) for x in whole]
+            self._gradients = gradients(whole, leaves, self._seeds)
+            self._whole = [get_platform().detach(x) if get_platform().is_tensor(x) else x for x in whole]
+
+    def check(self, placements: Sequence[Sequence[Placement]]) -> Outcome:
+        """Check one combination: for each tensor among ``args``, in their order, how it lies.
+
+        Returns what the rule answered on the first rank. RefusedError if the rule refuses these placements on all ranks.
+        AssertionError, with rule, placements and mesh, if a value or gradient differs, a local shape is not that of the
+        output's spec, or ranks get different answers. Communication: none.
+        """
+        label = f"rule {self.name!r} of {', '.join(map(shown, placements))} on mesh {self.mesh_shape}"
+        ranks = self._answers(placements, label)
+        first = ranks[0].outcome
+        same = self._program(ranks)
+        if same not in self._passed:
+            with get_platform().enable_grad():
+                self._run(ranks, label)
+            self._compare(ranks, label)
+            self._passed.add(same)
+            self.programs = self.programs + 1
+        return first
+
+    # ------------------------------------------------------------------------------------------------- what the rule says
+    def _answers(self, placements: Sequence[Sequence[Placement]], label: str) -> list[_Rank]:
+        self._replies.clear()
+        ranks, refusals = [], []
+        for coordinate in self._meshes:
+            try:
+                ranks.append(self._answer(coordinate, placements))
+            except ValueError as error:
+                refusals.append(error)
+        if refusals:
+            assert not ranks, f"{label}: {len(refusals)} ranks refuse, {len(ranks)} do not: {refusals[0]}"
+            raise RefusedError(f"{label}: refused") from refusals[0]
+        first = ranks[0].outcome
+        for rank in ranks[1:]:
+            same = _alike(rank.outcome) == _alike(first)
+            assert same, f"{label}: ranks get different answers: {first} and {rank.outcome}"
+        return ranks
+
+    def _answer(self, coordinate: Coordinate, placements: Sequence[Sequence[Placement]]) -> _Rank:
+        mesh = self._meshes[coordinate]
+        specs = [make_spec(mesh, p, tuple(x.shape)) for x, p in zip(self.tensors, placements, strict=True)]
+        given, kwargs = self._bound(specs)
         outcome = ask(RULES[self.name], given, kwargs)
-        plan = plan_of(outcome, given, self.function)
-        wanted = [wish or spec.placements for _, spec, wish in with_wishes(given, outcome.inputs)]
-        pieces = [
-            _leaf(piece(x, p, self.mesh_shape, coordinate)) for x, p in zip(self.tensors, wanted, strict=True)
+        flat = list(with_wishes(given, outcome.inputs))
+        wanted = [wish or spec.placements for _, spec, wish in flat]
+        return _Rank(coordinate, outcome, given, kwargs, wanted, [wish for _, _, wish in flat])
+
+    def _bound(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with other values in the places of the tensors, in the form that the rule takes."""
+        rule, args = RULES[self.name], with_tensors(self.args, tensors)
+        return rule.bind(args, self.kwargs) if self.kwargs or rule.binds else (args, {})
+
+    def _program(self, ranks: Sequence[_Rank]) -> Hashable:
+        """What decides about values and gradients; two combinations with equal ones need one run."""
+        first = ranks[0]
+        own = []
+        for rank in ranks:
+            told = rank.outcome
+            own.append(
+                (program(told.replaced), program(told.run), program(told.prepare), program(told.around))
+            )
+        told = first.outcome
+        results = told.output, told.shape, told.outputs, told.is_sized_by_values
+        return tuple(first.wanted), tuple(wish is None for wish in first.wishes), results, tuple(own)
+
+    # --------------------------------------------------------------------------------------------------- what the ranks do
+    def _run(self, ranks: Sequence[_Rank], label: str) -> None:
+        """Forward and backward on every rank, as often as collectives need it."""
+        while True:
+            for rank in ranks:
+                self._forward(rank, label)
+            self._backward(ranks, label)
+            if self._replies.settle(self.mesh_shape):
+                return
+
+    def _forward(self, rank: _Rank, label: str) -> None:
+        plan = plan_of(rank.outcome, rank.given, self.function)
+        rank.pieces = [
+            leaf(piece(x, p, self.mesh_shape, rank.coordinate))
+            for x, p in zip(self.tensors, rank.wanted, strict=True)
         ]
-        local = [list(x) if isinstance(x, tuple) else x for x in self.bound(pieces)[0]]
+        local = [list(x) if isinstance(x, tuple) else x for x in self._bound(rank.pieces)[0]]
         for position, value in plan.replaced:
             local[position] = value
-        results = _results(plan.call(self.function, local, kwargs))
-        of_results = _specs_of_results(plan, results)
-        assert len(results) == len(of_results), (
-            f"{self.label}: {len(results)} results, the rule says {len(of_results)}"
+        rank.results = results_of(plan.call(self.function, local, rank.kwargs))
+        rank.specs = _specs_of_results(plan, rank.results)
+        assert len(rank.results) == len(rank.specs), (
+            f"{label}: {len(rank.results)} results, the rule says {len(rank.specs)}"
         )
-        for result, spec in zip(results, of_results, strict=True):
+        for result, spec in zip(rank.results, rank.specs, strict=True):
             assert spec is None or tuple(result.shape) == spec.local_shape, (
-                f"{self.label} at {coordinate}: the local result has shape {tuple(result.shape)}, "
+                f"{label} at {rank.coordinate}: the local result has shape {tuple(result.shape)}, "
                 f"its spec {spec.local_shape}"
             )
-        wishes = [wish for _, _, wish in with_wishes(given, outcome.inputs)]
-        return _Rank(coordinate, outcome, of_results, wanted, wishes, pieces, results)
 
-    def backward(self, ranks: Sequence[_Rank], seeded: Sequence[Tensor | None]) -> None:
+    def _backward(self, ranks: Sequence[_Rank], label: str) -> None:
         platform = get_platform()
         of_ranks: dict[Coordinate, list[Tensor | None]] = {rank.coordinate: [] for rank in ranks}
-        for i, seed in enumerate(seeded):
+        for i, of_whole in enumerate(self._seeds):
             spec = ranks[0].specs[i]
             parts: dict[Coordinate, Any] = {}
-            if seed is not None:
+            if of_whole is not None:
                 assert spec is not None, (
-                    f"{self.label}: result {i} has a gradient, but the rule knows no spec of it"
+                    f"{label}: result {i} has a gradient, but the rule knows no spec of it"
                 )
                 values = {rank.coordinate: platform.to_numpy(rank.results[i]) for rank in ranks}
-                parts = seeds(platform.to_numpy(seed), values, spec.placements)
+                parts = seeds(platform.to_numpy(of_whole), values, spec.placements)
             for rank in ranks:
                 of_rank = None
-                if seed is not None:
+                if of_whole is not None:
                     g = parts[rank.coordinate].reshape(rank.results[i].shape)
-                    of_rank = platform.tensor(g, seed.dtype, platform.device_of(seed))
+                    of_rank = platform.tensor(g, of_whole.dtype, platform.device_of(of_whole))
                 of_ranks[rank.coordinate].append(of_rank)
         for rank in ranks:
-            rank.grads = _gradients(rank.results, rank.pieces, of_ranks[rank.coordinate])
+            rank.grads = gradients(rank.results, rank.pieces, of_ranks[rank.coordinate])
 
-    def gradient(self, ranks: Sequence[_Rank], i: int, label: str) -> Any:
+    # --------------------------------------------------------------------------------------------------------- put together
+    def _compare(self, ranks: Sequence[_Rank], label: str) -> None:
+        for i, value in enumerate(self._whole):
+            place = f"{label}: value" + (f" {i}" if len(self._whole) > 1 else "")
+            spec = ranks[0].specs[i]
+            if spec is None:
+                found = [rank.results[i] for rank in ranks]
+                assert all(x == value for x in found), f"{place}: {found}, expected {value}"
+            else:
+                pieces = {rank.coordinate: rank.results[i] for rank in ranks}
+                self._compare_one(assembled(pieces, spec.placements, place), value, place)
+        for i, grad in enumerate(self._gradients):
+            if grad is not None:
+                place = f"{label}: gradient of tensor {i}"
+                self._compare_one(self._gradient(ranks, i, place), grad, place)
+
+    def _gradient(self, ranks: Sequence[_Rank], i: int, label: str) -> Any:
         to_numpy, first = get_platform().to_numpy, ranks[0]
         differing = {
             dim
@@ -188,13 +258,15 @@ class _Run:
         grads = {rank.coordinate: to_numpy(rank.grads[i]) for rank in ranks}
         return whole_gradient(grads, values, first.wanted[i], marked, label)
 
-    def bound(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with other values in the places of the tensors, in the form that the rule takes."""
-        rule, args = RULES[self.name], _with_tensors(self.args, tensors)
-        return rule.bind(args, self.kwargs) if self.kwargs or rule.binds else (args, {})
+    def _compare_one(self, found: Any, expected: Tensor, label: str) -> None:
+        import numpy as np
+
+        wanted = get_platform().to_numpy(expected)
+        assert found.shape == wanted.shape, f"{label}: shape {found.shape}, expected {wanted.shape}"
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=self.tolerance, err_msg=label)
 
 
-def _answer(outcome: Outcome) -> tuple[Any, ...]:
+def _alike(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.inputs, outcome.output, outcome.shape, outcome.outputs
 
 
@@ -206,78 +278,3 @@ def _specs_of_results(plan: Plan, results: Sequence[Any]) -> list[Spec | None]:
             for x in results
         ]
     return list(plan.outputs) if plan.outputs is not None else [plan.output]
-
-
-def _results(found: Any) -> list[Any]:
-    return list(found) if isinstance(found, (list, tuple)) else [found]
-
-
-def _tensors_of(args: Sequence[Any]) -> Iterator[Tensor]:
-    for arg in args:
-        if isinstance(arg, (list, tuple)):
-            yield from _tensors_of(arg)
-        elif get_platform().is_tensor(arg):
-            yield arg
-
-
-def _with_tensors(args: Sequence[Any], tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with other values in the places of the tensors; lists as tuples."""
-    left, is_tensor = iter(tensors), get_platform().is_tensor
-
-    def replaced(x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return tuple(map(replaced, x))
-        return next(left) if is_tensor(x) else x
-
-    return tuple(map(replaced, args))
-
-
-def _leaf(x: Tensor) -> Tensor:
-    platform = get_platform()
-    leaf = platform.clone(platform.detach(x))
-    return platform.set_requires_grad_(leaf, True) if platform.is_floating(leaf.dtype) else leaf
-
-
-def _seed(whole: Any) -> Tensor | None:
-    """A gradient of the result in which every element counts differently; None if it has none."""
-    platform = get_platform()
-    if not platform.is_tensor(whole) or not platform.requires_grad(whole):
-        return None
-    if not platform.is_floating(whole.dtype):  # an index, which frameworks may say requires a gradient
-        return None
-    count = math.prod(whole.shape)
-    ramp = platform.cast(
-        platform.arange(1, count + 1, device=platform.device_of(whole)), platform.dtype_name(whole.dtype)
-    )
-    return platform.reshape(ramp, tuple(whole.shape)) * 0.25
-
-
-def _gradients(
-    results: Sequence[Any], leaves: Sequence[Tensor], seeded: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    platform = get_platform()
-    pairs = [
-        (x, seed)
-        for x, seed in zip(results, seeded, strict=True)
-        if seed is not None and platform.requires_grad(x)
-    ]
-    if all(seed is None for seed in seeded):
-        return [None] * len(leaves)
-    asked = [i for i, leaf in enumerate(leaves) if platform.requires_grad(leaf)]
-    found: Sequence[Tensor | None] = [None] * len(asked)
-    if pairs:
-        found = platform.grad(
-            [x for x, _ in pairs], [leaves[i] for i in asked], [seed for _, seed in pairs], allow_unused=True
-        )
-    grads: list[Tensor | None] = [None] * len(leaves)
-    for i, grad in zip(asked, found, strict=True):
-        grads[i] = platform.zeros_like(platform.detach(leaves[i])) if grad is None else grad
-    return grads
-
-
-def _compare(found: Any, expected: Tensor, label: str, tolerance: float) -> None:
-    import numpy as np
-
-    wanted = get_platform().to_numpy(expected)
-    assert found.shape == wanted.shape, f"{label}: shape {found.shape}, expected {wanted.shape}"
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance, err_msg=label)

@@ -38,6 +38,10 @@ class Replies:
             self.noted[coordinate] = (kind, mesh_dim, get_platform().detach(x))
         return None
 
+    def clear(self) -> None:
+        """Begin with another program."""
+        self.known, self.noted, self.met = [], {}, {}
+
     def settle(self, mesh_shape: tuple[int, ...]) -> bool:
         """End a pass: whether it met nothing new. AssertionError if ranks met different collectives."""
         noted, self.noted, self.met = self.noted, {}, {}

@@ -9,7 +9,7 @@ from mindspore import Tensor
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, case, check, t, truths
+from rule_cases import Cases, Part, case, check, parts, t, truths
 
 CASES: Cases = {}
 for name in ("sum", "mean", "prod", "amax", "amin", "nansum", "argmax", "argmin"):
@@ -38,7 +38,7 @@ case(CASES, "order_statistic", Tensor.median, t(5, 3))
 
 
 # Powers and divisions of the methods go by way of float32 constants in places.
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends="mindspore")
-def test_method_gives_values_and_gradients_of_the_unsharded_one(name: str, world: World) -> None:
-    check(CASES[name], samples=2, tolerance=1e-8)
+def test_method_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(CASES[part.name], part, samples=2, tolerance=1e-8)

@@ -14,7 +14,7 @@ from hp_dtensor.rules.subscript import INDEX, MASK, Template
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import T, Cases, Part, case, check, parts, t, truths, whole_numbers
+from rule_cases import Cases, Part, T, case, check, parts, t, truths, whole_numbers
 
 CASES: Cases = {}
 

@@ -14,7 +14,7 @@ from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, case, check, numbers, t, whole_numbers
+from rule_cases import Cases, Part, case, check, numbers, parts, t, whole_numbers
 
 CASES: Cases = {}
 nn = torch._C._nn
@@ -163,10 +163,10 @@ def test_every_rule_of_these_families_is_checked() -> None:
     assert rules <= {entry.rule for entry in CASES.values()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
-def test_layer_gives_values_and_gradients_of_the_unsharded_one(name: str, world: World) -> None:
-    check(CASES[name])
+def test_layer_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(CASES[part.name], part)
 
 
 UNARY = """

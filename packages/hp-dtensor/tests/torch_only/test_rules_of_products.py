@@ -241,7 +241,7 @@ KEPT: dict[str, tuple[str, Callable[..., Any], list[Any], list[Placement], Place
 @distributed(world_size=1, backends="torch")
 def test_operation_runs_as_its_tensors_lie(name: str, world: World) -> None:
     rule, function, args, placements, expected = KEPT[name]
-        asked = [(placement,) for placement in placements]
+    asked = [(placement,) for placement in placements]
     outcome = check_rule(rule, function, filled(args), asked, (2,), tolerance=TOLERANCE)
     wanted = [wish for wish in outcome.inputs if wish is not None]
     # What is whole may become a sum for nothing: one rank keeps it.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, case, check, t, truths, whole_numbers
+from rule_cases import Cases, Part, case, check, parts, t, truths, whole_numbers
 
 CASES: Cases = {}
 
@@ -202,7 +202,7 @@ for reduction in ("none", "sum", "mean"):
 case(CASES, "kl_div", F.kl_div, t(5, 3), t(5, 3), reduction="batchmean", log_target=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
-def test_operation_gives_values_and_gradients_of_the_unsharded_one(name: str, world: World) -> None:
-    check(CASES[name])
+def test_operation_gives_values_and_gradients_of_the_unsharded_one(part: Part, world: World) -> None:
+    check(CASES[part.name], part)

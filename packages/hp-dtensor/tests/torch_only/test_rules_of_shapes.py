@@ -11,7 +11,7 @@ from hp_dtensor.rules import RULES
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, case, check, t
+from rule_cases import Cases, Part, case, check, parts, t
 
 CASES: Cases = {}
 
@@ -109,10 +109,10 @@ case(CASES, "select", torch.select, t(2, 5, 3), -1, -1)
 case(CASES, "select", torch.select, t(1, 3), 0, 0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
-def test_rule_gives_values_and_gradients_of_the_unsharded_operation(name: str, world: World) -> None:
-    check(CASES[name])
+def test_rule_gives_values_and_gradients_of_the_unsharded_operation(part: Part, world: World) -> None:
+    check(CASES[part.name], part)
 
 
 def test_every_rule_of_these_families_is_checked() -> None:
