@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -56,7 +57,7 @@ def shard_module(model: M, device_mesh: Any = None, sharding_plan: Any = None) -
 
     Communication: none here; in calls what the redistribution of the arguments and results needs. Raises TypeError for a
     plan of another kind, ValueError for names, specs and numbers that do not fit, and for a parameter that is a DTensor
-    already, RuntimeError for a door that is planned already.
+    already, RuntimeError for a door that is planned already. A plan without any entry warns.
     """
     if sharding_plan is None and isinstance(device_mesh, (Mapping, ShardingPlan)):
         device_mesh, sharding_plan = None, device_mesh
@@ -65,6 +66,11 @@ def shard_module(model: M, device_mesh: Any = None, sharding_plan: Any = None) -
     if not isinstance(model, get_platform().Module):
         return _around_function(model, mesh, plan)
     _Sharding(model, mesh, plan).apply()
+    if not (plan.plan or plan.input_plan or plan.output_plan or plan.return_local_tensor):
+        warnings.warn(
+            "shard_module got a plan without any entry, so nothing is laid out: name parameters, inputs or outputs in it",
+            stacklevel=2,
+        )
     return model
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_dtensor.layout import Layout
+from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.sharded_module import shard_module
 from hp_dtensor.sharding_plan import ShardingPlan
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
@@ -254,3 +255,19 @@ def test_a_summand_is_not_handed_out_alone(world: World) -> None:
     placed = shard_module(lambda x: x.sum(0), mesh, ShardingPlan(return_local_tensor=[""]))
     with pytest.raises(ValueError, match=r"it is \(Partial\('sum'\),\).*give it a spec in output_plan"):
         placed(distribute_tensor(tensor(world, 4), mesh, [S0]))
+
+
+@distributed(world_size=(1, 2))
+def test_a_plan_without_any_entry_warns_and_changes_nothing(world: World) -> None:
+    mesh = make_mesh(world)
+    for plan in ({}, {"parameter": {}}, {"forward": {}}, ShardingPlan(), ShardingPlan({}, {}, {}, [])):
+        module = make(world, "MLP")
+        with pytest.warns(
+            UserWarning, match="a plan without any entry, so nothing is laid out: name parameters"
+        ):
+            assert shard_module(module, mesh, plan) is module
+        assert not any(is_dtensor(p) for _, p in world.platform.named_parameters(module))
+    # One entry is none too few: each kind of it is honoured alone.
+    module = shard_module(make(world, "MLP"), mesh, {"parameter": {"up.weight": [S0]}})
+    placed = [name for name, p in world.platform.named_parameters(module) if is_dtensor(p)]
+    assert placed == (["up.weight"] if world.size > 1 else [])

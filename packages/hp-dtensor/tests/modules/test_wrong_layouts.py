@@ -109,6 +109,46 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"has the keys 'parameter' .* and 'forward' .*got 'up.weight'; .*ShardingPlan\(plan=...\)",
     ),
+    "a dict as the plan of parameters": (
+        lambda w: _plan(w, ShardingPlan({"parameter": {"up.weight": [S0]}})),
+        ValueError,
+        "the module has no parameter 'parameter'; it has 'up.weight'",
+    ),
+    "parameters by levels": (
+        lambda w: _plan(w, {"parameter": {"up": {"weight": [S0]}}}),
+        ValueError,
+        "the module has no parameter 'up'; it has 'up.weight', 'up.bias'",
+    ),
+    "parameters by pattern": (
+        lambda w: _plan(w, {"parameter": {"*.weight": [S0]}}),
+        ValueError,
+        r"the module has no parameter '\*.weight'; did you mean .*'up.weight'",
+    ),
+    "a parameter without its module": (
+        lambda w: _plan(w, {"parameter": {"weight": [S0]}}),
+        ValueError,
+        "the module has no parameter 'weight'; did you mean .*'up.weight'",
+    ),
+    "the plural": (
+        lambda w: _plan(w, {"parameters": {"up.weight": [S0]}}),
+        ValueError,
+        "a plan as a dict has the keys 'parameter' .* and 'forward' .*got 'parameters'",
+    ),
+    "a door by another name": (
+        lambda w: _plan(w, {"forward": {"inputs": [R]}}),
+        ValueError,
+        "has a key 'inputs': it must be 'input', or the name of a sub-module and '.input'",
+    ),
+    "a door by levels": (
+        lambda w: _plan(w, {"forward": {"up": {"input": [R]}}}),
+        ValueError,
+        "has a key 'up': it must be 'input', or the name of a sub-module and '.input'",
+    ),
+    "a parameter left alone by None": (
+        lambda w: _plan(w, {"parameter": {"up.weight": None}}),
+        ValueError,
+        r"plan\['up.weight'\]: None does not say how a tensor lies; give one placement per mesh dim",
+    ),
     "no mesh at all": (
         lambda w: shard_module(make(w, "MLP"), ShardingPlan({"up.weight": [S0]})),
         RuntimeError,
