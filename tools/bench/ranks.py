@@ -23,6 +23,9 @@ def measured_on_ranks(
     @contextmanager
     def side() -> Iterator[Measure]:
         group = _ranks(num_ranks)
+        if not group.is_alive:  # a measurement has failed, which ended its processes
+            _ranks.cache_clear()
+            group = _ranks(num_ranks)
         yield lambda: group.call(function, args, timeout=SECONDS)[0]
 
     return side

@@ -4,8 +4,25 @@ Modules import torch and our packages inside the sides they build, so that `--li
 """
 
 from bench.case import Case
-from bench.cases import dropout, dtensor, dtensor_layer, platform_calls
+from bench.cases import (
+    checkpoint,
+    dropout,
+    dtensor,
+    dtensor_asynchronous,
+    dtensor_layer,
+    dtensor_redistribution,
+    platform_calls,
+)
 
 CASES: dict[str, Case] = {
-    case.name: case for case in (*platform_calls.CASES, *dtensor.CASES, *dtensor_layer.CASES, *dropout.CASES)
+    case.name: case
+    for case in (
+        *platform_calls.CASES,
+        *dtensor.CASES,
+        *dtensor_redistribution.CASES,
+        *dtensor_asynchronous.CASES,
+        *dtensor_layer.CASES,
+        *dropout.CASES,
+        *checkpoint.CASES,
+    )
 }

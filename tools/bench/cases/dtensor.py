@@ -126,31 +126,6 @@ def measure_training(name: str) -> Sample:
     return Sample(overhead((lambda: step(*local), lambda: step(x, weight)), num_calls=100))
 
 
-# From placement, to placement; S0 and S1 are cuts of tensor dims 0 and 1. torch's own refuses to make a sum of what is whole.
-PAIRS = ("S0-R", "S1-R", "S0-S1", "S1-S0", "R-S0", "R-S1", "P-R", "P-S0", "P-S1")
-
-
-def measure_redistribution(name: str, pair: str) -> Sample:
-    """On a rank: one redistribution of 512 x 512 float32, in microseconds, the fastest of fifteen repetitions."""
-    kind = Kind(name)
-    torch, mesh = kind.torch, kind.mesh("cpu", NUM_RANKS)
-    placements = {"S0": kind.shard(0), "S1": kind.shard(1), "R": kind.replicate, "P": kind.partial}
-    source, target = (placements[letter] for letter in pair.split("-"))
-    x = kind.distribute(torch.rand(512, 512), mesh, [kind.replicate if pair[0] == "P" else source])
-    if pair[0] == "P":
-        x = kind.from_local(x.to_local(), mesh, [kind.partial])
-    num_calls, best = 10, float("inf")
-    with torch.no_grad():
-        for _ in range(NUM_REPEATS + 2):
-            torch.distributed.barrier()
-            start = time.perf_counter()
-            for _ in range(num_calls):
-                # torch's own hands out a collective that has not ended; its local tensor is waited for where it is used.
-                torch.sum(x.redistribute(placements=[target]).to_local()[:1, :1])
-            best = min(best, (time.perf_counter() - start) / num_calls * 1e6)
-    return Sample(best)
-
-
 def _case(
     name: str, summary: str, function: Callable[..., Sample], goal: float, *args: Any, unit: str = "us added"
 ) -> Case:
@@ -189,16 +164,5 @@ CASES = (
         "what forward and backward of linear, gelu and sum add to the plain ones, 2 ranks",
         measure_training,
         1 / 12,
-    ),
-    *(
-        _case(
-            f"dtensor-redistribute-{pair}",
-            f"redistribution of 1 MiB from {pair.replace('-', ' to ')}, 2 ranks",
-            measure_redistribution,
-            1.0,
-            pair,
-            unit="us/call",
-        )
-        for pair in PAIRS
     ),
 )
