@@ -15,7 +15,7 @@ def _numbers(world: World, shape: tuple[int, ...]) -> Any:
     return platform.reshape(platform.arange(1, shape[0] * shape[1] + 1, "float32", world.device), shape)
 
 
-@distributed(world_size=(1, 2))
+@distributed(world_size=(1, 2, 4))
 def test_values_and_gradients_are_those_of_the_unsharded_dropout(world: World) -> None:
     platform = world.platform
     meshes = [(world.size,), (2, 2)] if world.size == 4 else [(world.size,)]
