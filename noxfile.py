@@ -120,11 +120,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(name="full-hp-dtensor", default=False)
 def full_hp_dtensor(session: nox.Session) -> None:
-    """Every rule of hp-dtensor in all combinations of placements, on torch; `-- -k softmax` for some of them."""
+    """Every rule of hp-dtensor in all combinations of placements (docs: how rules are checked), on torch; `-- -k softmax`."""
     environment = environments.ensure(session, "torch")
     rules = sorted(str(path) for path in Path("packages/hp-dtensor/tests").rglob("test_rules*.py"))
     rules = [path for path in rules if "mindspore_only" not in path]
-    # A case with several tensors takes minutes where a sample takes milliseconds.
+    # A part of a case takes up to a minute where a sample takes milliseconds.
     variables = {
         "HP_TEST_BACKENDS": "torch",
         "HP_REQUIRE_BACKENDS": "torch",

@@ -1,4 +1,4 @@
-"""The calls that the tests of the rules make, in one form: they stand in several tables, and each table has its own."""
+"""The calls that the tests of the rules make, in one form."""
 
 from __future__ import annotations
 
@@ -54,10 +54,7 @@ def calls(framework: str) -> Iterator[Call]:
         yield from _shared_calls(importlib.import_module("test_rules"))
     for path in sorted(folder.glob("test_rules_of_*.py")):
         for entry in importlib.import_module(path.stem).CASES.values():
-            rule, function, args, kwargs = (
-                entry if isinstance(entry, tuple) else (entry.rule, entry.function, entry.args, entry.kwargs)
-            )
-            yield Call(rule, function, _sketched(args), kwargs)
+            yield Call(entry.rule, entry.function, _sketched(entry.args), entry.kwargs)
 
 
 def _shared_calls(tests: Any) -> Iterator[Call]:
@@ -74,8 +71,7 @@ def _sketched(args: Any) -> Any:
         return type(args)(map(_sketched, args))
     if type(args).__name__ != "T":
         return args
-    names = [name for name in ("dtype", "low", "high") if hasattr(args, name)]
-    return Sketch(args.shape, **{name: getattr(args, name) for name in names})
+    return Sketch(args.shape, args.dtype, args.low, args.high)
 
 
 def _shown(arg: Any) -> str:
