@@ -98,6 +98,7 @@ def _median_of(name: str, mebibytes: int, one: Callable[[_Library, State, str], 
         library.barrier()
         if repeat == 0:
             _check(library, state, folder)
+            library.barrier()  # the others may still be reading
         if torch.distributed.get_rank() == 0:
             shutil.rmtree(folder)
     return Sample(statistics.median(times[1:]) * 1e3)

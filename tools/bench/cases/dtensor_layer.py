@@ -111,10 +111,9 @@ class Layer:
         attention, on_gpu = self.kind.torch.nn.attention, self.device == "cuda"
         # torch's own has no rule for the fused attention of CPUs, and none for a causal mask there.
         with nullcontext() if on_gpu else attention.sdpa_kernel(attention.SDPBackend.MATH):
-            model, *heads = self.sizes[:3]
-            y = _layer(
-                self.kind, self.x, self.weights, self.turn, (*heads, model // heads[0]), is_causal=on_gpu
-            )
+            model, num_heads, num_groups, _ = self.sizes
+            heads = num_heads, num_groups, model // num_heads
+            y = _layer(self.kind, self.x, self.weights, self.turn, heads, is_causal=on_gpu)
         loss = y.float().square().mean()
         loss.backward()
         return loss
