@@ -30,11 +30,15 @@ def elementwise(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *
         kwargs: the same.
         writes: whether the function writes into its lists, which therefore stay as they lie.
 
-    At an index where the lists' tensors lie differently, they are brought to how that of ``xs`` lies, and a sum is reduced
-    first; what is written must lie so already. Communication: that of these moves; none for the lists of an optimizer.
+    At an index where the lists' tensors lie differently, they are brought to how that of ``xs`` lies (where that broadcasts,
+    as the one that it broadcasts to), and a sum is reduced first; what is written must lie so already. Communication: that of
+    these moves; none for the lists of an optimizer.
     ValueError for what does not fit.
     """
     targets = list(next(arg for arg in args if isinstance(arg, (list, tuple))))
+    if not writes:
+        lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
+        targets = [_largest([xs[i] for xs in lists if i < len(xs)]) for i in range(len(targets))]
     specs = [_spec_at(x, function, writes=writes) for x in targets]
 
     def local(name: Any, arg: Any) -> Any:
@@ -59,6 +63,17 @@ def _wrap(x: Tensor, spec: Spec) -> Any:
     from hp_dtensor.native import DTensor
 
     return DTensor._wrap(x, spec)
+
+
+def _largest(xs: Sequence[Any]) -> Any:
+    """Of the members at one index the one as which the result lies: the first, unless it broadcasts to another one."""
+    found = xs[0]
+    for x in xs[1:]:
+        if isinstance(x, DTensorMethods):
+            shape = tuple(getattr(found, "shape", ()))
+            if shape != x._spec.shape and _fits(shape, x._spec):
+                found = x
+    return found
 
 
 def _spec_at(x: Any, function: Any, *, writes: bool) -> Spec | None:

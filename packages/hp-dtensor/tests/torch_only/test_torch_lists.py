@@ -125,6 +125,31 @@ def test_lists_that_lie_differently_are_brought_to_how_the_first_lies(world: Wor
 
 
 @distributed([2, 3], backends=TORCH)
+def test_members_of_lists_broadcast_to_each_other(world: World) -> None:
+    mesh = _mesh(world)
+    whole = torch.arange(15.0, dtype=torch.float64, device=world.device).reshape(5, 3)
+    for at in (Shard(0), Shard(1), Replicate()):
+        x = distribute_tensor(whole, mesh, [at])
+        for small in (whole[2, 1], whole[1], whole[:, :1], whole[2:3, 1:2], whole[:1]):
+            for placed in (
+                distribute_tensor(small, mesh),
+                distribute_tensor(small, mesh, [Partial()]),
+                small,
+            ):
+                if placed is small and small.ndim:
+                    continue  # plain tensors count for all, or are refused
+                for a, b in (([x], [placed]), ([placed], [x])):
+                    (found,) = torch._foreach_add(a, b)
+                    assert found.placements == (at,)
+                    assert_parity(found, whole + small, rtol=TOLERANCE, name=f"{at} {tuple(small.shape)}")
+        y = x.clone()
+        torch._foreach_mul_([y], [distribute_tensor(whole[:, :1], mesh, [Shard(0)])])
+        assert_parity(y, whole * whole[:, :1], rtol=TOLERANCE, name=str(at))
+        with pytest.raises(ValueError, match="lists must agree in shape and mesh at each index"):
+            torch._foreach_mul_([distribute_tensor(whole[:1], mesh)], [x])
+
+
+@distributed([2, 3], backends=TORCH)
 def test_norms_of_lists_are_those_of_the_whole_with_one_reduction(world: World) -> None:
     (plain,), (cut,) = _lists(world, 1)
     for p in (1, 2, 3.0, 0.0, math.inf):
