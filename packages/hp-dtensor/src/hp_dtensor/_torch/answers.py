@@ -10,6 +10,7 @@ import torch
 
 from hp_dtensor._torch import autograd, compositions, lists
 from hp_dtensor._torch.context import unwrapped
+from hp_dtensor._torch.makers import MAKERS
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import name_of
 
@@ -26,7 +27,12 @@ _OF_LOCALS = (torch._has_compatible_shallow_copy_type, torch.result_type)
 
 def answers(cls: type) -> dict[Any, Answer]:
     """Function of torch -> its answer, for the class of DTensors."""
-    found: dict[Any, Answer] = {**autograd.HANDLERS, **compositions.HANDLERS, **lists.handlers()}
+    found: dict[Any, Answer] = {
+        **autograd.HANDLERS,
+        **compositions.HANDLERS,
+        **lists.handlers(),
+        **MAKERS,
+    }
     for name in _FROM_LOCAL.split():
         _answer_from_local(found, name)
     for function in _OF_LOCALS:

@@ -86,3 +86,46 @@ class DataMethods(DTensorBase):
     def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
         """The pieces on a cuda device."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    def is_nonzero(self) -> bool:
+        """Whether the one element is not zero, the same on all ranks. Communication: :meth:`item`."""
+        return bool(self)
+
+    def __index__(self) -> int:
+        value = self.item()
+        if not isinstance(value, int):
+            raise ValueError(f"a DTensor of {self._local.dtype} is no index: it needs one whole number")
+        return int(value)
+
+    def _become(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """This tensor seen otherwise from now on, by the operation ``name`` that makes a view of it."""
+        if self._local.requires_grad and self._local.is_leaf:
+            raise ValueError(
+                f"{name}_ would change a leaf that requires grad: use {name}, or change it before"
+            )
+        seen = getattr(self, name)(*args, **kwargs)
+        if getattr(seen, "_copy_of_view", None):
+            raise ValueError(
+                f"{name}_ of {self._spec} moves pieces, so that the tensor would leave its memory: use {name}"
+            )
+        self._local = seen._local
+        self._replace(seen._spec)
+        return self
+
+    def t_(self) -> Any:
+        """A matrix transposed, in its place."""
+        return self._become("t")
+
+    def transpose_(self, dim0: int, dim1: int) -> Any:
+        """Two dims swapped, in its place; likewise ``swapaxes_`` and ``swapdims_``."""
+        return self._become("transpose", dim0, dim1)
+
+    swapaxes_ = swapdims_ = transpose_
+
+    def unsqueeze_(self, dim: int) -> Any:
+        """A new dim of size 1, in its place."""
+        return self._become("unsqueeze", dim)
+
+    def squeeze_(self, *dim: Any) -> Any:
+        """Without dims of size 1, in its place."""
+        return self._become("squeeze", *dim)

@@ -37,6 +37,7 @@ from hp_dtensor.rules import (
     softmax,
     split,
     view,
+    view_scatter,
 )
 from hp_dtensor.rules.registry import RULES, Outcome, Result, Rule, rule
 
@@ -82,4 +83,5 @@ __all__ = [
     "softmax",
     "split",
     "view",
+    "view_scatter",
 ]
