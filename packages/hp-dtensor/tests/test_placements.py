@@ -221,6 +221,18 @@ def test_specs_are_one_object_per_request_and_hang_on_their_mesh() -> None:
     assert make_spec(CheckerMesh((2,), (1,)), [Shard(1)], (4, 5)) is not spec
 
 
+def test_two_threads_that_make_one_spec_at_once_get_one_object() -> None:
+    class FoundLate(dict):  # type: ignore[type-arg]
+        """To each thread the entry is missing when it looks."""
+
+        def get(self, key: object, default: object = None) -> object:
+            return default
+
+    mesh = CheckerMesh((2,), (1,))
+    mesh.interned = FoundLate()
+    assert make_spec(mesh, [Shard(0)], (4, 5)) is make_spec(mesh, [Shard(0)], (4, 5))
+
+
 def test_gradients_lie_like_shards_and_replicas_and_whole_for_sums() -> None:
     mesh = CheckerMesh((2,), (0,))
     lies = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hp_dtensor import arguments
@@ -102,7 +103,12 @@ def build_dispatch(
                 kwargs = arguments.with_numbers(function, kwargs)
             key.append(_key_of(rule, function, kwargs))
         plans = first._spec.plans
-        plan = plans.get(tuple(key))
+        try:
+            plan = plans.get(tuple(key))
+        except TypeError as error:  # lists in tuples
+            raise ValueError(
+                f"{name_of(function)} of a DTensor got an argument with which rule {rule.name!r} can do nothing: {error}"
+            ) from error
         if plan is None:
             if any(x._spec.mesh is not first._spec.mesh for x in arguments.members(args, tensor_class)):
                 return dispatch(
@@ -127,7 +133,7 @@ def build_dispatch(
             result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
             if result is first._local and plan.output is first._spec:
                 return first
-            result = wrap(result, plan.output)
+            result = wrap(result, plan.output if plan.of_truths is None else plan.spec_of(result))
             if rule.views and getattr(first, "_copy_of_view", None):
                 return as_view(result, first, plan, function, args)
             return result
@@ -200,7 +206,7 @@ def build_dispatch(
         first = args[0]
         if isinstance(first, tensor_class) and result is first._local and plan.output is first._spec:
             return first
-        return wrap(result, plan.output)
+        return wrap(result, plan.spec_of(result))
 
     def as_view(result: Any, first: Any, plan: Plan, function: Any, args: Sequence[Any]) -> Any:
         """Results of an operation whose unsharded results are views. Where they are copies, since pieces moved, they know it."""
@@ -244,18 +250,26 @@ def build_dispatch(
                 check_unrecorded(function, local)
             run_plan(plan, function, args, local, kwargs)  # the rule's own way to write
             return target
-        if stays and write is not None and plan.run is None and plan.around is None and not plan.is_empty:
-            run_plan(plan, function, args, local, kwargs)
-            return target
-        value = run_plan(plan, rule.functional, args, local, kwargs)
-        if plan.output is not spec:
-            value = run_moves(value, plan.output, moves_between(plan.output, spec))
         platform: Any = get_platform()
+        if stays and write is not None and plan.run is None and plan.around is None and not plan.is_empty:
+            # A keyword says of a function of new tensors that it shall write.
+            kernel = partial(function, inplace=True) if function is rule.functional else function
+            run_plan(plan, kernel, args, local, kwargs)
+            return target
+        functional = rule.functional
+        records = any(isinstance(x, plain) and platform.requires_grad(x) for x in local)
+        if write is not None and plan.run is None and records and platform.is_grad_enabled():
+            # Its backward may need what is written over below.
+            functional = partial(_of_copy, functional)
+        value = run_plan(plan, functional, args, local, kwargs)
         if platform.is_floating(value.dtype) and not platform.is_floating(own.dtype):
             raise ValueError(
                 f"{name_of(function)} cannot write {platform.dtype_name(value.dtype)} into a tensor of "
                 f"{platform.dtype_name(own.dtype)}: cast one of them"
             )
+        if plan.output is not spec:
+            value = value if value.dtype == own.dtype else platform.cast(value, own.dtype)
+            value = run_moves(value, plan.output, moves_between(plan.output, spec))
         if write is not None:
             write(own, value)
             return target
@@ -274,6 +288,10 @@ def build_dispatch(
             )
 
     return dispatch
+
+
+def _of_copy(functional: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return functional(get_platform().clone(x), *args, **kwargs)
 
 
 def bound(

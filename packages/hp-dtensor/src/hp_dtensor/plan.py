@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
 from hp_dtensor.no_elements import without_elements
+from hp_dtensor.placements import Partial
 from hp_dtensor.planning import Move
 from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.rules.registry import Outcome, Rule
 from hp_dtensor.rules_view import ask
 from hp_dtensor.spec import Spec, make_spec
+from hp_platform import get_platform
 
 Tensor = Any
 Place: TypeAlias = "int | tuple[int, int]"
@@ -65,8 +67,21 @@ class Plan:
     """Whether the operation runs on the local tensors as they are, and gives one tensor."""
     is_direct: bool
     """Whether ``run`` does so in its place."""
+    of_truths: Spec | None = None
+    """The output's spec for truth values, where ``output`` is a sum. See [Note: sums of truth values]."""
     is_copy: bool = False
     """Whether results that are views in the unsharded program are none here: pieces moved, or ranks hold zeros for a part."""
+
+    def spec_of(self, result: Tensor) -> Spec:
+        """Of the result, if it is one tensor.
+
+        [Note: sums of truth values] Rules do not know dtypes. Where one of them has every rank give its part among zeros, of
+        truth values these are parts of an ``any``, which the ranks can reduce.
+        """
+        assert self.output is not None
+        if self.of_truths is not None and get_platform().dtype_name(result.dtype) == "bool":
+            return self.of_truths
+        return self.output
 
     def call(self, function: Callable[..., Any], local: list[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operation on local arguments that lie as it wants them. A plan serves all functions of its rule."""
@@ -162,7 +177,15 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         is_empty,
         is_simple,
         is_direct,
+        _of_truths(output),
     )
+
+
+def _of_truths(output: Spec | None) -> Spec | None:
+    if output is None or not any(p.is_partial("sum") for p in output.placements):
+        return None
+    placements = [Partial("any") if p.is_partial("sum") else p for p in output.placements]
+    return make_spec(output.mesh, placements, output.shape)
 
 
 def with_wishes(given: Sequence[Any], inputs: Sequence[Any]) -> Iterator[tuple[Place, Spec, Any]]:

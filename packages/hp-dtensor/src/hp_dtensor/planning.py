@@ -18,7 +18,7 @@ anything to Partial  none               0
 The path of the fewest elements is searched (Dijkstra); among equals that of the fewest launches, then of the fewest steps.
 
 [Note: reductions that do not commute] Of several Partials the rightmost reduces first. While there is one of another kind
-further right, a Partial is therefore neither reduced nor made.
+further right, a Partial is therefore neither reduced nor made. Of several extremes the values commute, but not the gradients.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Search:
                 if isinstance(wanted, Partial) and wanted.is_linear and self._is_free(at, i, wanted):
                     yield self._move(at, i, wanted, Step.TO_PARTIAL, stack[:-1]), 0.0
             elif isinstance(now, Partial):
-                if not self._is_free(at, i, now):
+                if not (self._is_free(at, i, now) and self._is_next(at, i, now)):
                     continue
                 yield self._move(at, i, REPLICATE, Step.ALL_REDUCE), 2 * share
                 yield from self._cuts(at, stacks, i, Step.REDUCE_SCATTER, share)
@@ -187,6 +187,10 @@ class _Search:
         """See [Note: reductions that do not commute]."""
         inner = [at[j] for j in range(i + 1, len(at))]
         return not any(isinstance(p, Partial) and _commuting(p) != _commuting(kind) for p in inner)
+
+    def _is_next(self, at: Placements, i: int, kind: Partial) -> bool:
+        """Ties of extremes share their gradient step by step, so that the order of the steps counts: the rightmost first."""
+        return kind.reduce_op not in ("max", "min") or kind not in at[i + 1 :]
 
 
 _LAUNCHES = frozenset({Step.ALL_GATHER, Step.ALL_TO_ALL, Step.REDUCE_SCATTER, Step.ALL_REDUCE})

@@ -34,7 +34,8 @@ def check_reducible(x: Tensor, op: str) -> None:
     name = platform.dtype_name(x.dtype)
     if op == "avg" and not platform.is_floating(x.dtype):
         raise ValueError(f"Partial('avg') of {name} would round: use a floating dtype, or Partial('sum')")
-    if op in ("all", "any") and name != "bool":
+    # torch's all() and any() of bytes give bytes, 0 and 1.
+    if op in ("all", "any") and name not in ("bool", "uint8"):
         raise ValueError(f"Partial({op!r}) is of bools, got {name}: compare first, for example x != 0")
     if name == "bool" and op not in ("all", "any", "max", "min"):
         raise ValueError(f"Partial({op!r}) of bool has no meaning: use Partial('any') or Partial('all')")

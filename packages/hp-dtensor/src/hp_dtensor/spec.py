@@ -82,7 +82,8 @@ def make_spec(mesh: Mesh, placements: Sequence[Any] | Layout, shape: Sequence[in
     key = (resolve(mesh, placements, len(shape)), shape)
     found = mesh.interned.get(key)
     if found is None:
-        found = mesh.interned[key] = _new_spec(mesh, *key)
+        # Another thread may have made it in the meantime; specs are compared by identity.
+        found = mesh.interned.setdefault(key, _new_spec(mesh, *key))
     return found
 
 

@@ -189,3 +189,118 @@ def test_mistakes_are_named(world: World) -> None:
     for call, message in MISTAKES.values():
         with pytest.raises(ValueError, match=message):
             call(_cut(_numbers(world), world))
+
+
+NAN, INF = float("nan"), float("inf")
+# Name -> (call, values): where torch has its own rule for the value or the gradient.
+EDGES: dict[str, tuple[Call, list[Any]]] = {
+    "deviation of equal numbers": (lambda x: x.std(), [3.0, 3.0, 3.0, 3.0, 3.0]),
+    "deviations of equal numbers": (lambda x: torch.std_mean(x, 0)[0], [[3.0, 1.0], [3.0, 2.0], [3.0, 1.0]]),
+    "largest, three times": (lambda x: torch.linalg.vector_norm(x, INF), [3.0, -3.0, 3.0, 0.0, 1.0]),
+    "smallest, three times": (lambda x: torch.linalg.vector_norm(x, -INF), [3.0, -3.0, 3.0, 5.0, 7.0]),
+    "root of zeros": (lambda x: torch.linalg.vector_norm(x, 0.5), [1.0, 0.0, 2.0, 0.0, 3.0]),
+    "reciprocals of zeros": (lambda x: torch.linalg.vector_norm(x, -1), [1.0, 0.0, 2.0, 0.0, 3.0]),
+    "ranks with -inf alone": (lambda x: x.logsumexp(0), [-INF, -INF, -INF, 1.0, 2.0]),
+    "values by their name": (lambda x: x.max(0).values, [[1.0, 5.0], [2.0, 4.0], [2.0, 5.0]]),
+    "places by their name": (lambda x: x.min(0).indices, [[1.0, 5.0], [2.0, 4.0], [2.0, 5.0]]),
+    "extremes by their name": (lambda x: torch.aminmax(x.detach(), dim=0).max, [[1.0], [5.0], [2.0]]),
+}  # fmt: skip
+
+
+def _told(x: torch.Tensor) -> torch.Tensor:
+    """With a number for NaN, which equals nothing."""
+    return x.nan_to_num(nan=1e6)
+
+
+@distributed([2, 4], backends=TORCH)
+def test_torchs_own_rules_for_edges_hold(world: World) -> None:
+    for name, (call, values) in EDGES.items():
+        plain = torch.tensor(values, dtype=torch.float64, device=world.device, requires_grad=True)
+        x = _cut(plain.detach(), world)
+        whole, found = call(plain), call(x)
+        assert_parity(_told(found.full_tensor()), _told(whole), rtol=TOLERANCE, atol=TOLERANCE, name=name)
+        if whole.requires_grad:
+            whole.sum().backward()
+            found.sum().backward()
+            assert_parity(x.grad, plain.grad, rtol=TOLERANCE, atol=TOLERANCE, name=f"gradient of {name}")
+
+
+@distributed(4, backends=TORCH)
+def test_equal_elements_share_the_gradient_where_two_mesh_dims_cut_one_dim(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2, 2))
+    plain = torch.tensor([5.0, 1.0, 1.0, 5.0, 5.0], dtype=torch.float64, device=world.device).requires_grad_()
+    x = distribute_tensor(plain.detach().requires_grad_(), mesh, [Shard(0), Shard(0)])
+    plain.amax().backward()
+    x.amax().backward()
+    assert_parity(x.grad, plain.grad, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+# Name -> (call of two tensors, the number that fills them): sums that leave the range of half precision, whose results do not.
+HALVES: dict[str, tuple[Callable[..., Any], float]] = {
+    "mean": (lambda x, _: x.mean(), 30.0),
+    "nanmean of few": (lambda x, _: x[:100].nanmean(), 30.0),
+    "var": (lambda x, _: (x * _signs(x)).var(), 30.0),
+    "std": (lambda x, _: (x * _signs(x)).std(), 30.0),
+    "norm": (lambda x, _: x.norm(), 30.0),
+    "norm of order 3": (lambda x, _: torch.linalg.vector_norm(x, 3), 30.0),
+    "squared errors": (lambda x, y: F.mse_loss(x, y), 30.0),
+}  # fmt: skip
+
+
+def _signs(x: Any) -> torch.Tensor:
+    return torch.arange(3001, device=x.device).remainder(2).mul(2).sub(1).half()
+
+
+@distributed(2, backends=TORCH)
+def test_sums_of_half_precision_do_not_overflow_where_the_result_does_not(world: World) -> None:
+    for name, (call, value) in HALVES.items():
+        plain = torch.full((3001,), value, dtype=torch.float16, device=world.device)
+        zeros = torch.zeros_like(plain)
+        expected = call(plain, zeros)
+        found = call(_cut(plain, world), _cut(zeros, world))
+        assert found.dtype == expected.dtype == torch.float16, name
+        # A result has 11 bits, and two of them are added.
+        assert_parity(found.full_tensor(), expected, rtol=2**-9, atol=0, name=name)
+        assert expected.isfinite(), name
+
+
+@distributed(2, backends=TORCH)
+def test_targets_are_counted_exactly_under_autocast(world: World) -> None:
+    scores = torch.zeros((5001, 3), dtype=torch.bfloat16, device=world.device)
+    targets = torch.ones(5001, dtype=torch.int64, device=world.device)
+    with torch.autocast(world.device_type, dtype=torch.bfloat16):
+        whole = F.cross_entropy(scores, targets)
+        found = F.cross_entropy(_cut(scores, world), _cut(targets, world))
+        one = F.cross_entropy(_cut(scores[:1], world), _cut(targets[:1], world))
+        x, weight, bias = (torch.ones(s, device=world.device) for s in ((2, 1), (2, 1), (2,)))
+        mesh = init_device_mesh(world.device_type, (2,))
+        cut = [
+            distribute_tensor(v, mesh, [p])
+            for v, p in ((x, Shard(1)), (weight, Shard(1)), (bias, Replicate()))
+        ]
+        product = F.linear(*cut)  # the last rank has nothing to contract
+    assert found.dtype == torch.float32
+    assert_parity(found.full_tensor(), whole, rtol=1e-6, atol=0)
+    assert_parity(one.full_tensor(), whole, rtol=1e-6, atol=0)
+    assert product.dtype == torch.bfloat16
+    assert_parity(
+        product.full_tensor(), torch.full((2, 2), 2.0, dtype=torch.bfloat16, device=world.device), exact=True
+    )
+
+
+@distributed(2, backends=TORCH)
+def test_bytes_have_any_and_all(world: World) -> None:
+    numbers = torch.tensor([0, 1, 2, 0, 5], dtype=torch.uint8, device=world.device)
+    x = _cut(numbers, world)
+    assert_parity(x.any().full_tensor(), numbers.any(), exact=True)
+    assert_parity(x.all(0).full_tensor(), numbers.all(0), exact=True)
+
+
+@distributed(2, backends=TORCH)
+def test_a_factor_of_zero_keeps_a_nan_out_also_where_a_rank_has_nothing_to_multiply(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    added = torch.full((2, 2), NAN, dtype=torch.float64, device=world.device)
+    a, b = (torch.ones(s, dtype=torch.float64, device=world.device) for s in ((2, 1), (1, 2)))
+    placements = ([Shard(1)], [Shard(1)], [Shard(0)])
+    cut = [distribute_tensor(v, mesh, p) for v, p in zip((added, a, b), placements, strict=True)]
+    assert_parity(torch.addmm(*cut, beta=0).full_tensor(), torch.addmm(added, a, b, beta=0), exact=True)

@@ -513,3 +513,99 @@ def test_values_gradients_and_placements_agree_with_torchs_own(world: World) -> 
             (mine, ours[0].grad, ours[1].grad), (other_result, other[0].grad, other[1].grad), strict=True
         ):
             assert_parity(x, y.full_tensor(), rtol=TOLERANCE, name=f"{at_a} {at_b}")
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_a_keyword_that_asks_for_writing_writes(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    whole = torch.tensor([[-1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]], dtype=torch.float64, device=world.device)
+    modules = [
+        torch.nn.ReLU(True),
+        torch.nn.LeakyReLU(0.1, True),
+        torch.nn.ELU(0.5, True),
+        torch.nn.Hardtanh(inplace=True),
+    ]
+    for module in modules:
+        for placement in (Replicate(), Shard(0), Shard(1), Partial()):
+            plain = whole.clone().requires_grad_()
+            leaf = distribute_tensor(whole, mesh, [Replicate()]).requires_grad_()
+            y, x = plain.clone(), leaf.redistribute(placements=[placement]).clone()
+            module(y), module(x)
+            label = f"{module} of {placement}"
+            assert x.placements == (placement,), label
+            assert_parity(x.full_tensor(), y, exact=True, name=label)
+            y.sum().backward()
+            x.sum().backward()
+            assert_parity(
+                leaf.grad.full_tensor(), plain.grad, rtol=1e-14, atol=0, name=f"gradient of {label}"
+            )
+    x, plans = distribute_tensor(whole, mesh, [Shard(0)]), leaf._spec.plans
+    modules[0](x)
+    count = len(plans)
+    for _ in range(5):
+        modules[0](x)
+    assert len(plans) == count
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_writes_whose_operands_lie_otherwise_have_the_gradients_of_the_unsharded_program(
+    world: World,
+) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    x, y = (
+        torch.arange(1.0, 7.0, dtype=torch.float64, device=world.device).reshape(3, 2) + i for i in (0, 3)
+    )
+    plain = [v.clone().requires_grad_() for v in (x, y)]
+    leaves = [distribute_tensor(v, mesh, [Replicate()]).requires_grad_() for v in (x, y)]
+    target = leaves[0].clone()
+    target.mul_(leaves[1].redistribute(placements=[Partial()]))
+    plain[0].clone().mul_(plain[1]).square().sum().backward()
+    target.square().sum().backward()
+    for found, expected in zip(leaves, plain, strict=True):
+        assert_parity(found.grad.full_tensor(), expected.grad, rtol=1e-13, atol=0)
+    summands = leaves[0].detach().redistribute(placements=[Partial()])
+    assert_parity(summands.eq_(4.0).full_tensor(), x.clone().eq_(4.0), exact=True)
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_rows_of_truth_values_are_truth_values(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    whole = torch.arange(15, device=world.device).reshape(5, 3) % 4 > 1
+    places = torch.tensor([4, 0], device=world.device)
+    x, at = distribute_tensor(whole, mesh, [Shard(0)]), distribute_tensor(places, mesh, [Replicate()])
+    calls: dict[str, Any] = {
+        "a row": lambda x, at: x[0],
+        "rows": lambda x, at: x[1:3],
+        "a part": lambda x, at: x.narrow(0, 3, 2),
+        "one": lambda x, at: x.select(0, 4),
+        "rows by number": lambda x, at: x[at],
+        "slices by number": lambda x, at: x.index_select(0, at),
+        "elements by number": lambda x, at: x.gather(0, at.reshape(2, 1)),
+        "or": lambda x, at: x[0] | x[4],
+        "as numbers": lambda x, at: x[0].double() + x[1].sum(),
+    }
+    for name, call in calls.items():
+        assert_parity(call(x, at).full_tensor(), call(whole, places), exact=True, name=name)
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_arguments_with_lists_in_them_are_mistakes_of_values(world: World) -> None:
+    x = distribute_tensor(torch.ones(2, 3), init_device_mesh(world.device_type, (2,)), [Shard(0)])
+    with pytest.raises(
+        ValueError, match=r"view of a DTensor got an argument with which rule 'view' can do nothing"
+    ):
+        x.view(([3, 2],))
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_squeezing_no_dim_squeezes_nothing(world: World) -> None:
+    x = distribute_tensor(torch.ones(1, 3, 1), init_device_mesh(world.device_type, (2,)), [Shard(1)])
+    assert x.squeeze(()).shape == (1, 3, 1)
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_conjugates_travel_as_what_they_are(world: World) -> None:
+    whole = torch.complex(*(torch.arange(6.0, device=world.device).reshape(3, 2) + i for i in (0, 1)))
+    for dim in (0, 1):
+        x = distribute_tensor(whole, init_device_mesh(world.device_type, (2,)), [Shard(dim)])
+        assert_parity(x.adjoint().full_tensor(), whole.adjoint().resolve_conj(), exact=True)

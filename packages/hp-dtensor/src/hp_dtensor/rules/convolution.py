@@ -121,7 +121,9 @@ def _of_nothing(shape: tuple[int, ...], at: int) -> Callable[..., Any]:
         zeros = zeros_of_product(shape, [x, weight])
         if bias is None:
             return zeros
-        return zeros + get_platform().reshape(bias, (-1, *(1 for _ in shape[at + 1 :])))
+        platform = get_platform()
+        column = platform.reshape(bias, (-1, *(1 for _ in shape[at + 1 :])))
+        return zeros + platform.cast(column, zeros.dtype)  # which autocast may say
 
     return run
 

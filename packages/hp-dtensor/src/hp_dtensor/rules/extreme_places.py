@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor import across
+from hp_dtensor.nest import rebuilt
 from hp_dtensor.placements import REPLICATE, Shard
 from hp_dtensor.rules.along import checked_keepdim, dim_of, dims_of, dropped, lying, shape_without
 from hp_dtensor.rules.elementwise import pointwise
-from hp_dtensor.rules.extremes import highest, lowest, of_ranks
+from hp_dtensor.rules.extremes import highest, lowest, of_ranks, one_element
 from hp_dtensor.rules.reduction import lacks_elements, neutral
 from hp_dtensor.rules.registry import Outcome, Placements, Result, rule
 from hp_dtensor.spec import Spec, local_block
@@ -53,17 +54,18 @@ def _with_indices(x: Spec, dims: tuple[int, ...], keepdim: bool, greater: bool, 
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(local: Any, *args: Any, **named: Any) -> Any:
+            found = function(one_element(local) if nothing else local, *args, **named)
             if nothing:
                 own = neutral(
                     lambda y, *a, **k: function(y, *a, **k)[0], local, args, named, dims, keepdim, value
                 )
                 at = _full_like(own, size)
             else:
-                own, at = function(local, *args, **named)
+                own, at = found
                 at = at + offset
             best, place = _best(own, at, x, mesh_dims, greater)
             # The gradient goes to the rank whose value it is.
-            return get_platform().where(place == at, own, best), place
+            return rebuilt(found, [get_platform().where(place == at, own, best), place])
 
         return run
 

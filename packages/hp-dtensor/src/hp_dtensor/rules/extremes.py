@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hp_dtensor import across
+from hp_dtensor.nest import rebuilt
 from hp_dtensor.placements import Partial
 from hp_dtensor.rules.along import shape_without
 from hp_dtensor.rules.reduction import lacks_elements, local_sum, neutral, reduced
@@ -70,6 +71,12 @@ def of_ranks(x: Spec, dim: Any, keepdim: bool, kind: str, value: Any) -> Outcome
         return run
 
     return replace(outcome, around=around)
+
+
+def one_element(local: Tensor) -> Tensor:
+    """What a function is asked with for what it gives, where this rank has nothing: its kernels refuse no elements."""
+    platform = get_platform()
+    return platform.zeros((1,) * local.ndim, local.dtype, platform.device_of(local))
 
 
 def shared_among_ties(own: Tensor, local: Tensor, x: Spec, dims: tuple[int, ...], kind: str) -> Tensor:
@@ -141,20 +148,21 @@ def aminmax(x: Any, dim: Any = None, keepdim: bool = False) -> Outcome:
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(local: Any, *_: Any) -> Any:
-            if nothing:
-                found = tuple(
-                    neutral(lambda y: function(y)[0], local, (), {}, dims, keepdim, value)
-                    for value in (highest, lowest)
-                )
-            else:
-                named = {} if dim is None else {"dim": dim}
-                found = function(local, keepdim=keepdim, **named)
+            named = {} if dim is None else {"dim": dim}
+            found = function(one_element(local) if nothing else local, keepdim=keepdim, **named)
             if not is_cut:
                 return found
-            return tuple(
-                shared_among_ties(own, local, x, dims, kind)
-                for own, kind in zip(found, ("min", "max"), strict=True)
-            )
+            own = found
+            if nothing:
+                own = [
+                    neutral(lambda y: function(y)[0], local, (), {}, dims, keepdim, value)
+                    for value in (highest, lowest)
+                ]
+            shared = [
+                shared_among_ties(one, local, x, dims, kind)
+                for one, kind in zip(own, ("min", "max"), strict=True)
+            ]
+            return rebuilt(found, shared)
 
         return run
 

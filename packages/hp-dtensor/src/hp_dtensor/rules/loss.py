@@ -16,6 +16,7 @@ from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape, factor_of_one, pointwise
+from hp_dtensor.rules.reduction import widened
 from hp_dtensor.rules.registry import REQUIRED, Normalise, Outcome, Placements, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -109,14 +110,20 @@ def _sums(each: Placements) -> Placements:
 
 def _summed(call: Run, local: Sequence[Any], divisor: Any) -> Tensor:
     """The local sum, divided. See [Note: empty pieces] in hp_dtensor.no_elements."""
-    tensors = [x for x in local if get_platform().is_tensor(x)]
+    platform = get_platform()
+    tensors = [x for x in local if platform.is_tensor(x)]
     if 0 in tensors[0].shape:
-        platform = get_platform()
-        zero = platform.full((), 0, tensors[0].dtype, platform.device_of(tensors[0]))
-        total = zeros_from(zero, tensors)
-    else:
-        total = call("sum")
-    return total if divisor is None else total / divisor
+        with platform.no_grad():
+            dtype = call("sum").dtype  # autocast may say another one than that of the scores
+        zero = zeros_from(platform.full((), 0, dtype, platform.device_of(tensors[0])), tensors)
+        return zero if divisor is None else platform.cast(zero / divisor, dtype)
+    if divisor is None:
+        return call("sum")
+    if platform.itemsize(tensors[0].dtype) >= 4:
+        return call("sum") / divisor
+    # In half precision a sum overflows where its mean does not.
+    each = call("none")
+    return platform.cast(platform.sum(widened(each)) / divisor, each.dtype)
 
 
 _elementwise("mse_loss", (*_BOTH, *_OLD, ("reduction", "mean"), ("weight", None)))
@@ -240,13 +247,15 @@ def _counted(scores: Tensor, targets: Tensor, weights: Tensor | None, ignore_ind
     platform: Any = get_platform()
     with platform.no_grad():
         is_valid = targets != ignore_index
-        counts = platform.cast(is_valid, scores.dtype)
+        # Half precision counts to 65504, or in steps.
+        dtype = "float32" if platform.itemsize(scores.dtype) < 4 else platform.dtype_name(scores.dtype)
+        counts = platform.cast(is_valid, dtype)
         if 0 in counts.shape:
-            return platform.full((), 0, scores.dtype, platform.device_of(scores))
+            return platform.full((), 0, dtype, platform.device_of(scores))
         if weights is not None:
             ids = platform.reshape(platform.where(is_valid, targets, platform.zeros_like(targets)), (-1,))
             rows = platform.embedding(ids, platform.reshape(weights, (-1, 1)))
-            counts = counts * platform.reshape(rows, tuple(counts.shape))
+            counts = counts * platform.cast(platform.reshape(rows, tuple(counts.shape)), dtype)
         return platform.sum(counts)
 
 

@@ -21,6 +21,7 @@ from hp_dtensor.rules.labels import (
 )
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
+from hp_platform import get_platform
 
 Shape = tuple[int, ...]
 
@@ -63,13 +64,17 @@ def of_nothing(found: Outcome, operands: Sequence[Operand]) -> Outcome:
     added = next((operand.place for operand in operands if operand.role is Role.SUMMAND), None)
 
     def run(*local: Any, beta: Any = 1, **_: Any) -> Any:
-        zeros = zeros_of_product(shape, [_at(local, place) for place in factors])
+        of_product = [_at(local, place) for place in factors]
         if added is None:
-            return zeros
+            return zeros_of_product(shape, of_product)
         if added == 0 and len(local) > len(operands):
             beta = local[len(operands)]
         summand = _at(local, added)
-        return zeros + (summand if beta == 1 else summand * beta)
+        if beta == 0:  # then what it is does not count, be it NaN
+            return zeros_of_product(shape, [*of_product, summand])
+        zeros = zeros_of_product(shape, of_product)
+        # In the product's dtype, which autocast may say.
+        return zeros + get_platform().cast(summand if beta == 1 else summand * beta, zeros.dtype)
 
     return replace(found, run=run)
 

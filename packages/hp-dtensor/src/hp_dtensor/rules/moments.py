@@ -13,7 +13,8 @@ from typing import Any
 from hp_dtensor import across
 from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
 from hp_dtensor.rules.along import dims_of, dropped, lying, shape_without
-from hp_dtensor.rules.reduction import as_floating, local_sum
+from hp_dtensor.rules.norm import root
+from hp_dtensor.rules.reduction import as_floating, local_sum, widened
 from hp_dtensor.rules.registry import Outcome, Result, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -93,7 +94,7 @@ def _across_ranks(
     with_mean: bool,
 ) -> Any:
     platform = get_platform()
-    local = as_floating(local, None, "a variance")
+    narrow, local = local.dtype, widened(as_floating(local, None, "a variance"))
     count = math.prod(x.shape[d] for d in dims)
     own = local_sum(local, dims, True) / count
     mean = across.total(own, x, mesh_dims)
@@ -104,8 +105,8 @@ def _across_ranks(
     left = max(0, count - correction)
     divisor = platform.full((), left, local.dtype, platform.device_of(local))
     result = squares / divisor
-    result = platform.sqrt(result) if is_root else result
+    result = platform.cast(root(result) if is_root else result, narrow)
     if not with_mean:
         return result
     shape = shape_without(local.shape, dims, keepdim)
-    return result, platform.reshape(mean if is_root else own, shape)
+    return result, platform.cast(platform.reshape(mean if is_root else own, shape), narrow)

@@ -9,7 +9,8 @@ from typing import Any
 from hp_dtensor import across
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.along import checked_keepdim, dims_of, dropped, lying, shape_without
-from hp_dtensor.rules.reduction import as_floating, local_sum, neutral
+from hp_dtensor.rules.extremes import shared_among_ties
+from hp_dtensor.rules.reduction import as_floating, local_sum, neutral, widened
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -65,13 +66,16 @@ def _of_vectors(
                 return call(function, local, args)
             local = as_floating(local, dtype, "a norm")
             if left == REPLICATE:
-                return _root(
-                    across.total(local_sum(_power(local, order), dims, keepdim), x, mesh_dims), order
-                )
+                powers = local_sum(_power(widened(local), order), dims, keepdim)
+                return get_platform().cast(root(across.total(powers, x, mesh_dims), order), local.dtype)
             if any(local.shape[d] == 0 for d in dims):
                 value = -math.inf if order == math.inf else math.inf if order == -math.inf else 0
-                return neutral(lambda y: y, local, (), {}, dims, keepdim, value)
-            return call(function, local, args)
+                own = neutral(lambda y: y, local, (), {}, dims, keepdim, value)
+            else:
+                own = call(function, local, args)
+            if left == PARTIAL:
+                return own
+            return shared_among_ties(own, abs(local), x, dims, "max" if order > 0 else "min")
 
         return run
 
@@ -81,12 +85,19 @@ def _of_vectors(
 def _power(x: Tensor, order: float) -> Tensor:
     if order == 2:
         return x * x
-    platform = get_platform()
-    return abs(x) ** platform.full((), order, x.dtype, platform.device_of(x))
+    platform: Any = get_platform()
+    exponent = platform.full((), order, x.dtype, platform.device_of(x))
+    if order > 1:
+        return abs(x) ** exponent
+    # At 0 the slope is infinite; the framework has 0 for its gradient.
+    is_zero = platform.detach(x) == 0
+    ones = platform.zeros_like(x) + 1
+    powers = abs(platform.where(is_zero, ones, x)) ** exponent
+    return platform.where(is_zero, ones * (0.0 if order > 0 else math.inf), powers)
 
 
-def _root(total: Tensor, order: float) -> Tensor:
-    """The order-th root, whose gradient at 0 is 0, as the framework has it for norms."""
+def root(total: Tensor, order: float = 2) -> Tensor:
+    """The order-th root, whose gradient at 0 is 0, as the framework has it for norms and standard deviations."""
     platform: Any = get_platform()
     is_zero = platform.detach(total) == 0
     safe = platform.where(is_zero, platform.zeros_like(total) + 1, total)

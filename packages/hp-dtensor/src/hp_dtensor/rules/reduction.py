@@ -126,7 +126,9 @@ def mean_over(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwar
     dtype = _given(options)
 
     def run(local: Any, *_: Any, **__: Any) -> Any:
-        return local_sum(as_floating(local, dtype, "mean"), dims, keepdim) / count
+        local = as_floating(local, dtype, "mean")
+        platform = get_platform()
+        return platform.cast(local_sum(widened(local), dims, keepdim) / count, local.dtype)
 
     return replace(outcome, run=run)
 
@@ -143,10 +145,12 @@ def nanmean(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs
     def run(local: Any, *_: Any, **__: Any) -> Any:
         platform = get_platform()
         local = as_floating(local, dtype, "nanmean")
+        narrow, local = local.dtype, widened(local)
         is_number = local == local
         count = local_sum(platform.cast(platform.detach(is_number), local.dtype), dims, keepdim)
         kept = platform.where(is_number, local, platform.zeros_like(local))
-        return local_sum(kept, dims, keepdim) / across.reduced(count, x, mesh_dims, "sum")
+        total = across.reduced(count, x, mesh_dims, "sum")
+        return platform.cast(local_sum(kept, dims, keepdim) / total, narrow)
 
     return replace(outcome, run=run)
 
@@ -160,6 +164,12 @@ def as_floating(local: Tensor, dtype: Any, name: str) -> Tensor:
             f"{name} of {platform.dtype_name(local.dtype)} would round: cast to a floating dtype"
         )
     return local
+
+
+def widened(local: Tensor) -> Tensor:
+    """``local``, in float32 if it is of half precision: there sums overflow and round, which kernels avoid by the same."""
+    platform = get_platform()
+    return platform.cast(local, "float32") if platform.itemsize(local.dtype) < 4 else local
 
 
 def local_sum(local: Any, dims: tuple[int, ...], keepdim: bool) -> Any:

@@ -114,6 +114,8 @@ class Rule:
 
     _recipes: dict[tuple[Any, ...], _Recipe] = field(init=False, default_factory=dict, repr=False)
     """For each way to spell a call (how many by position, which names) what :meth:`bind` does."""
+    _in_place: dict[Any, Rule] = field(init=False, default_factory=dict, repr=False)
+    """What :meth:`writing` has given: plans are found by their rule, so it is made once."""
     binds: bool = field(init=False)
     """Whether :meth:`bind` has something to do where no argument is given by keyword."""
 
@@ -122,7 +124,10 @@ class Rule:
 
     def writing(self, functional: Callable[..., Any] | None) -> Rule:
         """The rule of the same operation in place."""
-        return replace(self, in_place=True, functional=functional)
+        found = self._in_place.get(functional)
+        if found is None:
+            found = self._in_place.setdefault(functional, replace(self, in_place=True, functional=functional))
+        return found
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 from hp_dtensor import across
 from hp_dtensor.placements import REPLICATE
-from hp_dtensor.rules.along import dim_of, lying
-from hp_dtensor.rules.reduction import lacks_elements, neutral, reduced
+from hp_dtensor.rules.along import dim_of, lying, shape_without
+from hp_dtensor.rules.reduction import lacks_elements, local_sum, neutral, reduced, widened
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_platform import get_platform
 
@@ -34,15 +34,19 @@ def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Outcome:
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(local: Any, *args: Any, **named: Any) -> Any:
             platform = get_platform()
-            own = (
-                neutral(function, local, args, named, dims, keepdim, float("-inf"))
-                if nothing
-                else function(local, *args, **named)
-            )
-            largest = across.reduced(own, x, mesh_dims, "max")
+            with platform.no_grad():
+                own = (
+                    neutral(function, local, args, named, dims, keepdim, float("-inf"))
+                    if nothing
+                    else function(local, *args, **named)
+                )
+            largest = across.reduced(widened(own), x, mesh_dims, "max")
             # Infinities are no distance to measure from.
             base = platform.where(abs(largest) == float("inf"), platform.zeros_like(largest), largest)
-            return platform.log(across.total(platform.exp(own - base), x, mesh_dims)) + base
+            # Not of the ranks' results: where all that a rank has is -inf, the gradient of its result is no number.
+            rows = platform.reshape(base, shape_without(local.shape, dims, True))
+            powers = local_sum(platform.exp(widened(local) - rows), dims, keepdim)
+            return platform.cast(platform.log(across.total(powers, x, mesh_dims)) + base, own.dtype)
 
         return run
 

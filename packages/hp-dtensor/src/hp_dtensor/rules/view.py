@@ -149,7 +149,9 @@ def unflatten(x: Any, dim: int, sizes: Any) -> Outcome:
 @rule("squeeze", params=("input", ("dim", None)), views=True)
 def squeeze(x: Any, dim: Any = None) -> Outcome:
     """Dims of size 1 vanish: all, or those of ``dim``. Which they are, the global shape says."""
-    asked = range(len(x.shape)) if dim is None else dims_of(dim, len(x.shape))
+    asked: Sequence[int] = range(len(x.shape)) if dim is None else ()
+    if dim is not None and dim != ():
+        asked = dims_of(dim, len(x.shape))
     gone = {d for d in asked if x.shape[d] == 1}
     # The only row of a cut dim of size 1 lies on one rank: all others need it.
     kept = tuple(REPLICATE if isinstance(p, Shard) and p.dim in gone else p for p in x.placements)

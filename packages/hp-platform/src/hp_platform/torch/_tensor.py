@@ -108,9 +108,12 @@ class TorchTensorOps:
     transpose = staticmethod(torch.transpose)
     narrow = staticmethod(torch.narrow)
     cat = staticmethod(torch.cat)
-    contiguous = staticmethod(torch.Tensor.contiguous)
     is_contiguous = staticmethod(torch.Tensor.is_contiguous)
     where = staticmethod(torch.where)
+
+    def contiguous(self, x: torch.Tensor) -> torch.Tensor:
+        """Row-major; a conjugate or negative that is only marked as such is worked out."""
+        return x.resolve_conj().resolve_neg().contiguous() if x.is_complex() or x.is_neg() else x.contiguous()
 
     def split(self, x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
         """Pieces, views of ``x``."""
