@@ -15,6 +15,7 @@ import mindspore
 from hp_dtensor import _names
 from hp_dtensor._mindspore.checkpoint import CheckpointMethods
 from hp_dtensor._mindspore.parameter import ParameterMethods
+from hp_dtensor._mindspore.spellings import SPELLINGS
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
@@ -45,6 +46,9 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
     @classmethod
     def __fallback__(cls, func: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every function of MindSpore that meets a DTensor."""
+        spelled = SPELLINGS.get(func.name)
+        if spelled is not None:
+            return spelled(func, args, kwargs, dispatch)
         rule, function = TABLE.get(func.name), _RIGHT.get(func.name, func)
         if rule is not None and args and isinstance(args[0], mindspore.ops.Primitive):
             # A primitive that is an object comes with itself, its name and its arguments.

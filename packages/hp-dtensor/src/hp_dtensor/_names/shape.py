@@ -90,3 +90,5 @@ PRIMITIVES: Final[dict[str, str]] = {
     "narrow": "Narrow NarrowView",
     "select": "SelectExt SelectExtView",
 }
+
+METHODS: Final[dict[str, str]] = {"unsqueeze": "expand_dims"}

@@ -1,0 +1,27 @@
+"""Spellings by family; importing this package enters all of them in :data:`hp_dtensor._mindspore.spelling.SPELLINGS`."""
+
+from hp_dtensor._mindspore.spelling import SPELLINGS
+from hp_dtensor._mindspore.spellings import (
+    along,
+    attention,
+    convolution,
+    index,
+    losses,
+    moments,
+    norms,
+    products,
+    random,
+)
+
+__all__ = [
+    "SPELLINGS",
+    "along",
+    "attention",
+    "convolution",
+    "index",
+    "losses",
+    "moments",
+    "norms",
+    "products",
+    "random",
+]

@@ -1,0 +1,49 @@
+"""Moments and norms of vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_dtensor._mindspore.composed import along as composed
+from hp_dtensor._mindspore.dtypes import dtype_of
+from hp_dtensor._mindspore.spelling import Operation, is_on_cpu, spelling
+
+
+def _moment(rule: str, primitive: str, is_root: bool) -> None:
+    @spelling(rule, primitive)
+    def read(
+        operation: Operation, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
+    ) -> Any:
+        def local(own: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+            if is_on_cpu(own):
+                return composed.moment(own, dim, correction, keepdim, is_root)
+            return operation.native(own, dim, correction, keepdim)
+
+        return operation.follow(rule, local, x, dim=dim, correction=correction, keepdim=keepdim)
+
+
+_moment("var", "Var", False)
+_moment("std", "Std", True)
+
+
+@spelling("std", "ReduceStd")
+def _std_and_mean(operation: Operation, x: Any, dim: Any, is_unbiased: bool, keepdim: bool) -> Any:
+    def local(own: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+        return composed.moment(own, dim, correction, keepdim, True)
+
+    dims = dim if isinstance(dim, int) else tuple(dim) or None
+    std = operation.follow("std", local, x, dim=dims, correction=int(is_unbiased), keepdim=keepdim)
+    return std, x.mean(dims, keep_dims=keepdim)
+
+
+@spelling("vector_norm", "LinalgVectorNorm")
+def _vector_norm(
+    operation: Operation, x: Any, order: float = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Any:
+    def local(own: Any, *given: Any, dtype: Any = None) -> Any:
+        if is_on_cpu(own):
+            return composed.vector_norm(own if dtype is None else own.astype(dtype_of(dtype)), *given)
+        return operation.native(own, *given, dtype)
+
+    dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+    return operation.follow("vector_norm", local, x, order, dims, keepdim, dtype)
