@@ -46,6 +46,12 @@ if "squares_test" not in RULES:
             of_x, of_w, out = [*of_x, triple[0]], [*of_w, triple[1]], [*out, triple[2]]
         return Outcome((tuple(of_x), tuple(of_w)), tuple(out), (*x.shape[:-1], w.shape[0]))
 
+    @rule("total_test", params=("tensors", ("factor", 1.0)))
+    def _total(tensors: Any, factor: float = 1.0) -> Outcome:
+        """The sum of a list of tensors times a factor; all as the first one lies."""
+        at = tensors[0].placements
+        return Outcome(((at,) * len(tensors),), at, tensors[0].shape)
+
 
 @cache
 def functions() -> Any:
@@ -83,6 +89,18 @@ def functions() -> Any:
             flat = [p.reshape(t, (-1, t.shape[-1])) for t in (g, x)]
             return p.matmul(g, w), p.matmul(p.transpose(flat[0], 0, 1), flat[1])
 
+    class Total(DFunction):
+        _op_name = "total_test"
+
+        @staticmethod
+        def forward(ctx: Any, tensors: Any, factor: float = 1.0) -> Any:
+            assert not any(hasattr(x, "placements") for x in tensors)
+            return sum(tensors[1:], tensors[0]) * factor
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return None, None  # a list's members are constants to the framework's Functions, too
+
     class Unnamed(DFunction):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
@@ -98,7 +116,7 @@ def functions() -> Any:
     class Found:
         pass
 
-    for made in (Squares, Product, Unnamed, Unknown):
+    for made in (Squares, Product, Total, Unnamed, Unknown):
         setattr(Found, made.__name__, made)
     return Found
 
@@ -175,3 +193,20 @@ def test_a_function_without_a_rule_is_refused(world: World) -> None:
         functions().Unknown.apply(x)
     with pytest.raises(ValueError, match="Squares.apply: missing a required argument: 'factor'"):
         functions().Squares.apply(x, factro=2.0)
+
+
+@distributed(world_size=(1, 2, 3))
+def test_dtensors_are_found_in_lists_and_by_name(world: World) -> None:
+    mesh, plain = make_mesh(world), [tensor(world, 5, 4) * n for n in (1, 2, 3)]
+    expected = (plain[0] + plain[1] + plain[2]) * 2.0
+    for at in ([S0, S1, R], [R, S0, P], [S1, R, S0]):
+        placed = [distribute_tensor(t, mesh, [p]) for t, p in zip(plain, at, strict=True)]
+        for call in (
+            lambda xs: functions().Total.apply(xs, 2.0),
+            lambda xs: functions().Total.apply(tuple(xs), 2.0),
+            lambda xs: functions().Total.apply(tensors=xs, factor=2.0),
+            lambda xs: functions().Total.apply([xs[0], plain[1], xs[2]], factor=2.0),
+        ):
+            found = call(placed)
+            assert found.placements == (at[0],)
+            assert_parity(found, expected, **tolerance(world), name=str(at))
