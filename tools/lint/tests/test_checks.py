@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lint import arrows, shared_code, top_level
+from lint import arrows, lazy_names, shared_code, top_level
 from lint.__main__ import main
 
 Write = Callable[[str, str], Path]
@@ -124,3 +124,23 @@ def test_the_command_prints_place_reason_and_way_out(
     assert "packages/hp-fsdp/src/hp_fsdp/a.py:2: [augmented-assignment] x += y is in place" in output
     assert "    why: MindSpore on CPU" in output
     assert "    instead: x = x + y, or platform.add_" in output
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("show.py", ["lazy-name"]),
+        ("show/__init__.py", ["lazy-name"]),
+        ("shown.py", []),
+        ("random.py", []),
+        ("picture/show.py", []),
+    ],
+)
+def test_a_module_does_not_hide_a_name_that_its_package_exports_lazily(
+    tmp_path: Path, write: Write, file: str, found: list[str]
+) -> None:
+    package = "packages/hp-dtensor/src/hp_dtensor"
+    table = '_WHERE = {"show": "picture", "random": "."}'
+    write(f"{package}/__init__.py", f"{table}\n__getattr__, __dir__, __all__ = attach(__name__, _WHERE)\n")
+    write(f"{package}/{file}", "")
+    assert [violation.rule for violation in lazy_names.check(tmp_path)] == found

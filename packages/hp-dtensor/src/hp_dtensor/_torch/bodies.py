@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from types import FunctionType
 from typing import Any
 
 import torch
+
+from hp_platform.on_platform import once
 
 
 def _nobody(*_: Any) -> bool:
@@ -43,9 +44,21 @@ _GO_BELOW = frozenset({torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__})
 """What hands memory, of which a DTensor has none, to C++ without asking."""
 
 
-@cache
 def body_of(function: Any) -> Callable[..., Any] | None:
     """What a function of torch does for plain tensors, as a function that no longer asks; None if it is no Python function."""
+    known = _known()
+    if function not in known:
+        known[function] = _made(function)
+    return known[function]
+
+
+@once
+def _known(_: Any) -> dict[Any, Callable[..., Any] | None]:
+    """The bodies that were made so far."""
+    return {}
+
+
+def _made(function: Any) -> Callable[..., Any] | None:
     if function in _GO_BELOW:
         return None
     # Operators are wrapped once more, for the sake of their TypeErrors.
