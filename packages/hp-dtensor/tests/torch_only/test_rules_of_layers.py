@@ -183,7 +183,43 @@ case(CASES, "diagonal_scatter", torch.diagonal_scatter, t(3, 2, 5), t(2, 3), -1,
 case(CASES, "pointwise", torch.fill, t(5, 3), 2.0)
 case(CASES, "pointwise", torch.fill, t(5, 3), t())
 
-FAMILIES = ("patches", "distance", "margin_loss", "along_whole", "view_scatter")
+FAMILIES = ("patches", "distance", "margin_loss", "along_whole", "view_scatter", "embedding_bag")
+
+# ------------------------------------------------------------------------------------------------------------------ bags
+for mode in ("sum", "mean", "max"):
+    case(CASES, "embedding_bag", F.embedding_bag, whole_numbers(5, 2, below=8), t(8, 3), mode=mode)
+    case(
+        CASES,
+        "embedding_bag",
+        F.embedding_bag,
+        whole_numbers(3, 2, below=5),
+        t(5, 2),
+        mode=mode,
+        padding_idx=1,
+    )
+case(
+    CASES, "embedding_bag", F.embedding_bag, whole_numbers(3, 2, below=5), t(5, 2), None, None, 2.0, False, "sum", False,
+    t(3, 2),
+)  # fmt: skip
+case(CASES, "embedding_bag", F.embedding_bag, whole_numbers(5, 2, below=3), t(3, 2), scale_grad_by_freq=True)
+
+
+def in_two_bags(ids: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return F.embedding_bag(ids, weight, offsets * 0 + torch.tensor([0, 2]), *rest)
+
+
+case(
+    CASES,
+    "embedding_bag",
+    in_two_bags,
+    whole_numbers(5, below=3),
+    t(3, 2),
+    whole_numbers(2, below=31),
+    None,
+    2.0,
+    False,
+    "sum",
+)
 
 WRITTEN_ELSEWHERE = {"fill_diagonal_", "as_strided"}
 """In place, and of whole tensors only: test_view_scatter.py."""

@@ -48,6 +48,10 @@ NEW: dict[str, Callable[[Any], Any]] = {
     "torch.bernoulli": lambda x: torch.bernoulli(x.abs().clamp(0, 1)),
     "Tensor.bernoulli": lambda x: x.bernoulli(0.25),
     "poisson": lambda x: torch.poisson(x * 30),
+    "torch.multinomial": lambda x: torch.multinomial(x, 3),
+    "Tensor.multinomial": lambda x: x.multinomial(num_samples=2, replacement=False),
+    "multinomial with replacement": lambda x: torch.multinomial(x, 9, replacement=True),
+    "multinomial of a vector": lambda x: torch.multinomial(x.sum(0), 2),
     "normal of two tensors": lambda x: torch.normal(x, x),
     "normal of a tensor and a number": lambda x: torch.normal(x, 2.0),
     "F.alpha_dropout": lambda x: F.alpha_dropout(x + 1, 0.25, True),
@@ -236,3 +240,35 @@ def test_alpha_dropout_keeps_mean_and_variance_and_its_gradient_is_that_of_the_u
         assert_parity(x.grad, plain.grad, exact=True)
     assert F.alpha_dropout(x, 0.3) is x
     assert torch.equal(F.alpha_dropout(x, 1.0, True).full_tensor(), torch.zeros_like(whole))
+
+
+@distributed(world_size=1, backends=TORCH)
+def test_categories_come_as_often_as_their_weights_say(world: World) -> None:
+    weights = torch.tensor([1.0, 0.0, 5.0, 2.0], device=world.device).expand(20_000, 4)
+    random.manual_seed(8)
+    with random.global_draws():
+        one_by_one = torch.multinomial(weights, 3)
+        again = torch.multinomial(weights[:3], 20_000, True)
+    # Six standard errors of a share of 20,000 are below 0.022.
+    for found in (one_by_one[:, 0], again[0], again[2]):
+        share = torch.bincount(found, minlength=4) / 20_000
+        assert torch.allclose(share.cpu(), torch.tensor([0.125, 0.0, 0.625, 0.25]), atol=0.022)
+    # The second of those without replacement, behind the most likely one: 1 to 2.
+    second = one_by_one[one_by_one[:, 0] == 2, 1]
+    assert abs((second == 3).float().mean().item() - 2 / 3) < 0.03
+    assert (one_by_one.sort(-1).values == torch.tensor([0, 2, 3], device=world.device)).all()
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_wrong_calls_of_multinomial_are_named(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    x = distribute_tensor(torch.ones(4, 3, device=world.device), mesh, [S0])
+    with pytest.raises(ValueError, match="cannot draw 4 of 3 categories without replacement"):
+        torch.multinomial(x, 4)
+    with pytest.raises(
+        ValueError, match=r"takes weights \(rows, categories\) or \(categories,\), got shape \(1, 4, 3\)"
+    ):
+        x.unsqueeze(0).multinomial(1)
+    with count_collectives() as counted:
+        assert torch.multinomial(x, 2).placements == (S0,)
+    counted.assert_counts()

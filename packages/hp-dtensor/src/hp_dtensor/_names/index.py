@@ -10,6 +10,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     "take": "take",
     "take_along_dim": "take_along_dim",
     "embedding": "nn.functional.embedding",
+    "embedding_bag": "nn.functional.embedding_bag",
     "rows_of": "_C._VariableFunctions.embedding",
     "index_put": "index_put",
     "put": "put",

@@ -11,6 +11,7 @@ import torch
 from hp_dtensor._torch import autograd, compositions, lists
 from hp_dtensor._torch.context import unwrapped
 from hp_dtensor._torch.makers import MAKERS
+from hp_dtensor._torch.samples import SAMPLERS
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import name_of
 
@@ -32,6 +33,7 @@ def answers(cls: type) -> dict[Any, Answer]:
         **compositions.HANDLERS,
         **lists.handlers(),
         **MAKERS,
+        **SAMPLERS,
     }
     for name in _FROM_LOCAL.split():
         _answer_from_local(found, name)

@@ -18,6 +18,7 @@ class DataMethods(DTensorBase):
 
     if TYPE_CHECKING:
         clone: Any
+        item: Any
 
         def _cast(self, dtype: torch.dtype) -> Any:
             """In another dtype, by the rule of casts; the class has it."""

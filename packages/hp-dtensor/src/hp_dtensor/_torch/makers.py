@@ -12,7 +12,8 @@ from hp_dtensor.dtensor import DTensorMethods
 def eye(n: int, m: int | None = None, *, out: Any, requires_grad: bool = False, **_: Any) -> Any:
     """``torch.eye(n, m, out=x)``, as ``nn.init.eye_`` calls it: every rank writes its piece, without communication."""
     shape = (n, n if m is None else m)
-    if not isinstance(out, DTensorMethods) or tuple(out.shape) != shape:
+    is_dtensor = isinstance(out, DTensorMethods)
+    if not is_dtensor or tuple(out.shape) != shape:
         raise ValueError(
             f"out= of torch.eye must be a DTensor of shape {shape}, got shape {tuple(out.shape)}"
         )

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from hp_dtensor import random
 from hp_dtensor._names.random import DRAWING
 from hp_dtensor._torch.bodies import body_of
+from hp_dtensor._torch.samples import SAMPLERS
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.rng.places import is_dtensor
 from hp_dtensor.rules import RULES
@@ -54,6 +55,8 @@ class GlobalDraws(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in _MAKERS:
             return _made(func, args, kwargs)
+        if func in SAMPLERS:
+            return SAMPLERS[func](*args, **kwargs)
         rule = _RULES.get(func)
         if rule is None or is_dtensor(args[0] if args else kwargs.get("input")):
             # Functions written in Python ask whether a block is open and hand themselves over: what they call belongs to it.
