@@ -26,6 +26,9 @@ WITHOUT_CALLS = {
     "cast": "the result has another dtype, and lies as the tensor did",
     "view_as": "as `view`, with the shape of another tensor",
     "random": "every element is drawn by its place in the whole, so nothing is moved",
+    "random_composed": "every element is drawn by its place in the whole; poisson, normal and the dropouts make a sum whole first",
+    "fill_diagonal_": "in place: every rank writes what it has of the diagonal, and nothing is moved",
+    "as_strided": "of tensors that are R only, whose memory it reads; others are refused",
     "by_axis": "MindSpore's spelling of the rule without `_by_axis`",
 }
 """Why a rule, or all rules of a family, have no calls in the table of torch."""

@@ -1,7 +1,8 @@
 """Random numbers that depend on (seed, number of the operation, global index of the element), and not on the sharding.
 
 The functions take DTensors and plain tensors alike; a DTensor gets the values that a plain tensor of its global shape would
-get, whatever its placements, ranks and device, to the bit. So a program in one process that uses these functions, or runs the
+get, whatever its placements, ranks and device, to the bit (Cauchy, log-normal, geometric and Poisson numbers on one kind of
+device). So a program in one process that uses these functions, or runs the
 framework's own inside of :func:`global_draws`, has the values of the sharded one. On torch the framework's own functions
 (``x.normal_()``, ``torch.nn.init``, ``torch.nn.Dropout`` ...) draw like this on DTensors anyway.
 
