@@ -47,6 +47,26 @@ def reduced(x: Tensor, spec: Spec, mesh_dims: Iterable[int], op: str) -> Tensor:
     return x
 
 
+def of_each(x: Tensor, spec: Spec, mesh_dims: Iterable[int]) -> list[Tensor]:
+    """The values of all ranks along these mesh dims, in the order in which these cut a dim (the first one outermost).
+
+    Differentiable, for an expression that differs between the ranks. One all-gather per mesh dim; backward: one all-reduce of
+    all values per mesh dim.
+    """
+    platform = get_platform()
+    xs = platform.reshape(x, (1, *x.shape))
+    for mesh_dim in reversed(tuple(mesh_dims)):
+        group, positions = spec.mesh.get_group(mesh_dim), spec.mesh.group_positions(mesh_dim)
+        if platform.requires_grad(x) and platform.is_grad_enabled():
+            xs = conversions.gather_each(xs, group, positions[spec.mesh.get_coordinate()[mesh_dim]])
+        else:
+            xs = conversions.gathered(platform.detach(xs), group)
+        if positions != tuple(range(len(positions))):
+            blocks = platform.split(xs, [xs.shape[0] // len(positions)] * len(positions))
+            xs = platform.cat([blocks[position] for position in positions])
+    return [platform.reshape(piece, tuple(x.shape)) for piece in platform.split(xs, [1] * xs.shape[0])]
+
+
 def gathered(x: Tensor, spec: Spec, mesh_dims: Iterable[int]) -> list[Tensor]:
     """The values of all ranks along these mesh dims, without gradient. One all-gather per mesh dim."""
     platform = get_platform()

@@ -31,6 +31,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hp_dtensor import transport
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.simulation import SimulatedGroup
 from hp_dtensor.transport import Cut as Cut
 from hp_platform import ProcessGroup, collectives, get_platform
@@ -93,6 +94,14 @@ def reduced(x: Tensor, group: ProcessGroup | SimulatedGroup, op: str = "sum") ->
 def gathered(x: Tensor, group: ProcessGroup | SimulatedGroup) -> Tensor:
     """The ranks' detached tensors along dim 0, as :func:`hp_platform.collectives.all_gather` gives them."""
     return group.all_gather(x) if isinstance(group, SimulatedGroup) else collectives.all_gather(x, group)
+
+
+def gather_each(x: Tensor, group: ProcessGroup | SimulatedGroup, position: int) -> Tensor:
+    """The ranks' tensors along dim 0, in the group's order, for an expression that differs between ranks.
+
+    ``position`` is this rank's in the group. One all-gather; backward: one all-reduce of the result's size.
+    """
+    return _functions().GatherEach.apply(x, group, position)
 
 
 def keep_on(x: Tensor, keeps: bool) -> Tensor:
@@ -200,6 +209,21 @@ def _functions(platform: Any) -> SimpleNamespace:
                 g = AllReduce.apply(g, group, None)
             return g, None, None
 
+    class GatherEach(base):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, group: ProcessGroup, position: int) -> Tensor:
+            ctx.group, ctx.position, ctx.input = group, position, x
+            return gathered(platform.detach(x), group)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple:
+            # For the second derivative: the total is equal on all ranks, of which each takes another part, hence the mark;
+            # and a rank that uses nothing of the others has a constant here, but must meet them in the backward of this.
+            size = ctx.input.shape[0]
+            g = g if platform.requires_grad(g) else g + zeros_from(g, [ctx.input])
+            total = Mark.apply(AllReduce.apply(g, ctx.group, None), (ctx.group,), None)
+            return platform.narrow(total, 0, ctx.position * size, size), None, None
+
     class KeepOnOne(base):
         @staticmethod
         def forward(ctx: Any, x: Tensor, keeps: bool) -> Tensor:
@@ -220,5 +244,5 @@ def _functions(platform: Any) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple:
             return KeepOnOne.apply(g, ctx.keeps), None
 
-    defined = (Gather, GatherVarying, Slice, ReduceScatter, AllToAll, AllReduce, Mark, KeepOnOne)
+    defined = (Gather, GatherVarying, Slice, ReduceScatter, AllToAll, AllReduce, Mark, GatherEach, KeepOnOne)
     return SimpleNamespace(**{function.__name__: function for function in defined})

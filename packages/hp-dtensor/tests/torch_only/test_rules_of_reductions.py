@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from resized import add_resized
 from rule_cases import Cases, Part, case, check, parts, t, truths, whole_numbers
 
 CASES: Cases = {}
@@ -127,6 +128,7 @@ for name in ("cummax", "cummin"):
     case(CASES, "cumulative_extreme", getattr(torch, name), t(5, 3), 0)
 case(CASES, "topk", torch.topk, t(5, 3), 2, 0)
 case(CASES, "topk", torch.topk, t(2, 8), 3, largest=False)
+case(CASES, "topk", torch.topk, t(31), 1, largest=False)
 case(CASES, "sort", torch.sort, t(5, 3), 0)
 case(CASES, "sort", torch.sort, t(2, 8), descending=True, stable=True)
 case(CASES, "argsort", torch.argsort, t(5, 3), 0, True)
@@ -200,6 +202,9 @@ for reduction in ("none", "sum", "mean"):
         reduction=reduction,
     )
 case(CASES, "kl_div", F.kl_div, t(5, 3), t(5, 3), reduction="batchmean", log_target=True)
+
+
+add_resized(CASES)
 
 
 @pytest.mark.parametrize("part", parts(CASES, __file__))
