@@ -25,7 +25,8 @@ Tensor = Any
 def own_numbers(at: Tensor, offset: int, size: int, n: int) -> tuple[Tensor, Tensor]:
     """Which of the numbers are this rank's, and where they point in its piece; the others point to its first element.
 
-    Numbers that no rank has count as those of the first and of the last one that has any, whose kernels then refuse them.
+    Numbers that no rank has count as those of the first and of the last one that has any, whose kernels then refuse them:
+    also kernels that count negative numbers from the end of what they are given, here of a piece.
     """
     lowest, above = at >= offset, at < offset + size
     mine = lowest & above
@@ -34,7 +35,8 @@ def own_numbers(at: Tensor, offset: int, size: int, n: int) -> tuple[Tensor, Ten
     if offset + size == n:
         mine = lowest if offset else lowest | above
     platform = get_platform()
-    return mine, platform.where(mine, at - offset, platform.zeros_like(at))
+    own = at - offset if offset else platform.where(lowest, at, at - size)
+    return mine, platform.where(mine, own, platform.zeros_like(at))
 
 
 def looked_up(local: Tensor, dim: int, at: Tensor, offset: int, size: int, n: int) -> Tensor:
