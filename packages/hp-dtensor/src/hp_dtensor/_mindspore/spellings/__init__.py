@@ -11,6 +11,7 @@ from hp_dtensor._mindspore.spellings import (
     norms,
     products,
     random,
+    shape,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "norms",
     "products",
     "random",
+    "shape",
 ]

@@ -1,0 +1,107 @@
+"""MindSpore's own functions that draw: on DTensors they have the values of hp_dtensor.random, for every sharding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mindspore import Tensor, dtype, mint, nn, ops
+
+from hp_dtensor import Replicate, Shard, distribute_tensor, random
+from hp_platform import init_device_mesh
+from hp_platform.testing import World, assert_parity, distributed
+
+F = mint.nn.functional
+X = np.random.RandomState(0).rand(5, 3)
+
+DROPPING: dict[str, Callable[[Any], Any]] = {
+    "ops": lambda x: ops.dropout(x, 0.1),
+    "mint": lambda x: F.dropout(x, 0.1),
+    "nn": nn.Dropout(p=0.1).set_train(),
+    "mint.nn": mint.nn.Dropout(0.1).set_train(),
+}
+
+
+@distributed(2, backends="mindspore")
+def test_dropout_drops_what_the_unsharded_program_drops_forward_and_backward(world: World) -> None:
+    platform, mesh = world.platform, init_device_mesh(world.device_type, (2,))
+    leaf = platform.set_requires_grad_(Tensor(X), True)
+    random.manual_seed(3)
+    whole = random.dropout(leaf, 0.1)
+    (gradient,) = platform.grad([whole], [leaf], [Tensor(X)])
+    for name, drop in DROPPING.items():
+        for place in (Shard(0), Shard(1), Replicate()):
+            x = distribute_tensor(Tensor(X), mesh, [place]).requires_grad_(True)
+            random.manual_seed(3)
+            y = drop(x)
+            (y * distribute_tensor(Tensor(X), mesh, [place])).sum().backward()
+            assert y.placements == (place,)
+            assert_parity(y.detach(), platform.detach(whole), exact=True, name=f"{name} of {place}")
+            assert_parity(x.grad, gradient, exact=True, name=f"{name} of {place}: gradient")
+
+
+@distributed(2, backends="mindspore")
+def test_whole_channels_are_dropped_alike_on_all_ranks(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    images = Tensor(np.ones((3, 4, 2, 2)))
+    found = []
+    for drop in (lambda x: ops.dropout2d(x, 0.5), lambda x: F.dropout2d(x, 0.5)):
+        for place in (Shard(0), Shard(1), Shard(2), Replicate()):
+            random.manual_seed(5)
+            found.append(drop(distribute_tensor(images, mesh, [place])).full_tensor())
+    first = world.platform.to_numpy(found[0])
+    assert set(first.reshape(12, 4).max(1)) == {0.0, 2.0} and (first.min((2, 3)) == first.max((2, 3))).all()
+    for other in found[1:]:
+        assert_parity(other, found[0], exact=True)
+
+
+@distributed(2, backends="mindspore")
+def test_tensors_like_another_are_the_same_for_every_sharding(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    calls: dict[str, Callable[[Any], Any]] = {
+        "mint rand_like": mint.rand_like,
+        "mint randn_like": lambda x: mint.randn_like(x, dtype=dtype.float32),
+        "mint randint_like": lambda x: mint.randint_like(x, 2, 9),
+        "mint bernoulli": mint.bernoulli,
+        "ops bernoulli": lambda x: ops.bernoulli(x, 0.25),
+    }
+    for name, call in calls.items():
+        found = []
+        for place in (Replicate(), Shard(0), Shard(1)):
+            random.manual_seed(7)
+            y = call(distribute_tensor(Tensor(X), mesh, [place]))
+            assert y.placements == (place,)
+            found.append(y.full_tensor())
+        for other in found[1:]:
+            assert_parity(other, found[0], exact=True, name=name)
+    random.manual_seed(7)
+    drawn = mint.rand_like(distribute_tensor(Tensor(X), mesh, [Shard(0)]))
+    random.manual_seed(7)
+    expected = random.rand(5, 3, dtype="float64")
+    assert_parity(drawn, expected, exact=True)
+
+
+@distributed(2, backends="mindspore")
+def test_constants_like_another_lie_as_it_does(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    x = distribute_tensor(Tensor(X), mesh, [Shard(0)])
+    calls: dict[str, tuple[Any, float]] = {
+        "ops zeros_like": (ops.zeros_like(x), 0),
+        "mint zeros_like": (mint.zeros_like(x), 0),
+        "ops ones_like": (ops.ones_like(x), 1),
+        "mint ones_like": (mint.ones_like(x), 1),
+        "mint full_like": (mint.full_like(x, 2.5), 2.5),
+        "mint empty_like": (mint.empty_like(x) * 0, 0),
+    }
+    for name, (y, value) in calls.items():
+        assert y.placements == (Shard(0),) and y.dtype == x.dtype, name
+        if name != "mint empty_like":
+            assert_parity(y, Tensor(np.full((5, 3), float(value))), exact=True, name=name)
+    assert mint.zeros_like(x, dtype=dtype.int64).dtype == dtype.int64
+
+
+@distributed(1, backends="mindspore")
+def test_dropout_in_place_is_refused(world: World) -> None:
+    x = distribute_tensor(Tensor(X), init_device_mesh(world.device_type, (1,)), [Shard(0)])
+    with pytest.raises(NotImplementedError, match="mindspore: .*use inplace=False"):
+        F.dropout(x, 0.5, inplace=True)
