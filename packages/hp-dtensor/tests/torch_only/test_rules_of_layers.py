@@ -14,6 +14,7 @@ from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from resized import add_resized
 from rule_cases import Cases, Part, case, check, numbers, parts, t, whole_numbers
 
 CASES: Cases = {}
@@ -44,6 +45,8 @@ case(
     False,
 )
 case(CASES, "affine_grid_generator", torch.affine_grid_generator, t(5, 2, 3), (5, 3, 2, 4), False)
+for n in (1, 8):
+    case(CASES, "affine_grid_generator", torch.affine_grid_generator, t(n, 2, 3), (n, 1, 2, 3), False)
 case(CASES, "affine_grid_generator", torch.affine_grid_generator, t(2, 3, 4), (2, 1, 2, 3, 2), True)
 for n, shape in ((2, (3, 2, 2, 3)), (2, (5, 1, 2)), (3, (2, 3, 1, 2, 2))):
     unpool = getattr(nn, f"max_unpool{n}d")
@@ -150,7 +153,9 @@ case(CASES, "trace", torch.trace, t(5, 1))
 case(CASES, "renorm", torch.renorm, t(5, 3, 2), 2, 0, 3.0)
 case(CASES, "renorm", torch.renorm, t(5, 3), 1.0, -1, 2.0)
 case(CASES, "cov", torch.cov, t(3, 5))
+case(CASES, "cov", torch.cov, t(1, 5))
 case(CASES, "cov", torch.cov, t(5), correction=0)
+case(CASES, "cov", torch.cov, t(1, 5))
 case(CASES, "corrcoef", torch.corrcoef, t(3, 5))
 case(CASES, "put", torch.put, t(5, 3), whole_numbers(2, 3, below=15), t(2, 3), True)
 case(CASES, "block_diag", torch.block_diag, t(2, 3), t(5, 1), t(3), t())
@@ -228,6 +233,9 @@ WRITTEN_ELSEWHERE = {"fill_diagonal_", "as_strided"}
 def test_every_rule_of_these_families_is_checked() -> None:
     rules = {name for name, rule in RULES.items() if rule.plan.__module__.rpartition(".")[2] in FAMILIES}
     assert rules - WRITTEN_ELSEWHERE <= {entry.rule for entry in CASES.values()}
+
+
+add_resized(CASES)
 
 
 @pytest.mark.parametrize("part", parts(CASES, __file__))

@@ -29,6 +29,7 @@ WITH_ANOTHER = """
     view_as reshape_as logical_and logical_or logical_xor clamp_min clamp_max gcd lcm bitwise_and __and__ __rand__
     bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__ bmm dot vdot vecdot outer ger inner kron
 """
+SHIFTS = "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __rlshift__ __rrshift__"
 INTEGERS = "gcd lcm bitwise_not __invert__ bitwise_and __and__ __rand__ bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__"
 ARGUMENTS: dict[str, list[Any]] = {
     **{name: ["y"] for name in WITH_ANOTHER.split()},
@@ -211,6 +212,67 @@ ARGUMENTS.update(
         "fill_": [2.0],
     }
 )
+ARGUMENTS.update(
+    {
+        key: ["y"]
+        for key in [
+            "dist",
+            "gammainc",
+            "gammaincc",
+            "igamma",
+            "igammac",
+            "pairwise_distance",
+            "slice_scatter",
+            "xlog1py",
+        ]
+    }
+)
+ARGUMENTS.update({key: ["y"] for key in SHIFTS.split()})
+ARGUMENTS.update({key: [0.5] for key in ("quantile", "nanquantile")})
+ARGUMENTS.update({key: [1] for key in ("mvlgamma", "multigammaln", "polygamma")})
+ARGUMENTS.update({key: [3] for key in dir(torch.special) if "_polynomial_" in key})
+ARGUMENTS.update(
+    {
+        "cdist": ["y"],
+        "renorm": [2, 0, 1.0],
+        "put": ["numbers", "three"],
+        "prelu": ["vector"],
+        "select_scatter": ["vector", 0, 1],
+        "diagonal_scatter": ["four"],
+        "fill_diagonal_": [2.0],
+        "fill": [2.0],
+        "block_diag": ["y"],
+        "glu": [0],
+    }
+)
+ALL_ARGUMENTS.update(
+    {
+        "zeta": [2.0, "x"],
+        "torch.polygamma": [1, "x"],
+        "torch.special.polygamma": [1, "x"],
+        ".cdist": ["x", "y", 2.0, None],
+        ".block_diag": [["x", "y"]],
+        "as_strided": ["vector", (2, 2), (1, 1)],
+        "embedding_bag": ["bags", "x"],
+        "pixel_shuffle": ["pixels", 2],
+        "pixel_unshuffle": ["pixels", 2],
+        "channel_shuffle": ["pixels", 2],
+        "im2col": ["pixels", (2, 2), (1, 1), (0, 0), (1, 1)],
+        "col2im": ["cube", (2, 6), (2, 2), (1, 1), (0, 0), (1, 1)],
+        "grid_sampler": ["pixels", "points", 0, 0, False],
+        "affine_grid_generator": ["theta", (2, 1, 3, 2), False],
+        "max_unpool2d": ["image 2", "places in image 2", (5, 4)],
+        "max_unpool3d": ["image 3", "places in image 3", (3, 4, 3), (1, 1, 1), (0, 0, 0)],
+        "margin_ranking_loss": ["x", "y", "y"],
+        "hinge_embedding_loss": ["x", "y"],
+        "poisson_nll_loss": ["x", "y", True, False, 1e-8, 1],
+        "cosine_embedding_loss": ["x", "y", "four"],
+        "triplet_margin_loss": ["x", "y", "x"],
+        "ctc_loss": ["scores", "targets", "steps", "lengths"],
+        "multi_margin_loss": ["x", "classes"],
+        "multilabel_margin_loss": ["x", "labels"],
+    }
+)
 KEYWORDS: dict[str, dict[str, Any]] = {
     "solve_triangular": {"upper": True},
     "kl_div": {"reduction": "sum"},
@@ -265,7 +327,7 @@ def _tensors(name: str) -> dict[str, torch.Tensor]:
     if name in OTHER_SHAPES:
         first, second = OTHER_SHAPES[name]
         return {**_operands(draw), "x": draw(*first), "y": draw(*second)}
-    if name in INTEGERS.split():
+    if name in (*INTEGERS.split(), *SHIFTS.split()):
         return {"x": torch.arange(20).reshape(4, 5), "y": torch.arange(20).reshape(4, 5) % 7 + 1}
     return {
         "x": draw(4, 5) + (1.0 if name in ("acosh", "arccosh") else 0.0),
@@ -297,6 +359,18 @@ def _operands(draw: Any) -> dict[str, torch.Tensor]:
         "right of product": draw(3, 5),
         "square": draw(4, 4),
         "four": draw(4),
+        "three": draw(3),
+        "bags": torch.arange(8).reshape(4, 2) % 4,
+        "pixels": draw(2, 4, 4, 2),
+        "points": draw(2, 3, 2, 2),
+        "theta": draw(2, 2, 3),
+        "places in image 2": torch.arange(120).reshape(2, 3, 5, 4) % 20,
+        "places in image 3": torch.arange(216).reshape(2, 3, 3, 4, 3) % 36,
+        "scores": draw(5, 4, 3).log_softmax(2),
+        "targets": torch.arange(8).reshape(4, 2) % 2 + 1,
+        "steps": torch.full((4,), 5),
+        "lengths": torch.tensor([2, 1, 2, 1]),
+        "labels": torch.zeros(4, 5, dtype=torch.int64),
         "left batch": draw(2, 4, 3),
         "right batch": draw(2, 3, 5),
     }

@@ -166,7 +166,9 @@ def _of_variables(name: str) -> None:
                 f"{name} takes a matrix (variables, observations) or a vector, got shape {x.shape}"
             )
         whole = (REPLICATE,) * len(x.placements)
-        return Outcome((whole,), whole, (x.shape[0],) * 2 if len(x.shape) == 2 else ())
+        # Of one variable, also in a matrix, it is a number.
+        num_variables = x.shape[0] if len(x.shape) == 2 else 1
+        return Outcome((whole,), whole, () if num_variables == 1 else (num_variables, num_variables))
 
     plan.__doc__ = f"{name} of ``(variables, observations)``: every rank has all of it, and of the result."
 
