@@ -121,7 +121,7 @@ def _parts(given: Case, name: str, file: str) -> Iterator[Part]:
     if not IS_FULL:
         yield Part(file, name, tuple(MESHES))
         return
-    tensors = list(_tensors(given.args))
+    tensors = list(tensors_of(given.args))
     for mesh in MESHES:
         count = len(Covering([len(choices(x)) ** len(mesh) for x in tensors]))
         for first in range(0, count, PART):
@@ -139,7 +139,7 @@ def check(
         for one in _parts(given, given.rule, ""):
             check(given, one, samples, tolerance)
         return
-    tensors, args = list(_tensors(given.args)), filled(given.args)
+    tensors, args = list(tensors_of(given.args)), filled(given.args)
     for mesh in part.meshes:
         begin = time.perf_counter()
         checker = RuleChecker(
@@ -213,16 +213,17 @@ def numbers(x: T, start: int = 0) -> Any:
 
 def filled(args: Sequence[Any]) -> list[Any]:
     """The arguments with a tensor for each that one stands for."""
-    made = iter([numbers(x, i) for i, x in enumerate(_tensors(args))])
+    made = iter([numbers(x, i) for i, x in enumerate(tensors_of(args))])
     return [_filled(arg, made) for arg in args]
 
 
-def _tensors(args: Sequence[Any]) -> Iterator[T]:
+def tensors_of(args: Sequence[Any]) -> Iterator[T]:
+    """What stands for tensors among arguments, also in lists."""
     for arg in args:
         if isinstance(arg, T):
             yield arg
         elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
+            yield from tensors_of(arg)
 
 
 def _filled(arg: Any, made: Iterator[Any]) -> Any:

@@ -10,9 +10,11 @@ import pytest
 
 from hp_dtensor.placements import Partial, Shard
 from hp_dtensor.rule_checker import check_rule
+from hp_platform import get_platform
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
+from resized import add_resized
 from rule_cases import Case, Part, T, check, filled, parts
 
 # Products of at most 8 terms of numbers below 4, summed over at most 4 ranks: 1e-11 is 1e3 times their rounding.
@@ -71,6 +73,7 @@ for dims in [(0, -1), (1, 2), (-3, -2)]:
     _view("flatten", (2, 5, 3), dims, lambda p: lambda x, a, b: p.reshape(x, _flat(tuple(x.shape), a, b)))
 _view("unflatten", (8, 3), (0, (2, -1)), lambda p: lambda x, dim, sizes: p.reshape(x, (2, 4, 3)))
 _view("unflatten", (3, 8), (-1, (8, 1)), lambda p: lambda x, dim, sizes: p.reshape(x, (3, 8, 1)))
+_view("unflatten", (1, 5, 2), (1, (1, 5)), lambda p: lambda x, dim, sizes: p.reshape(x, (1, 1, 5, 2)))
 _view("squeeze", (1, 5, 1), (), lambda p: lambda x: p.reshape(x, (5,)))
 _view("squeeze", (2, 1, 3), (1,), lambda p: lambda x, dim: p.reshape(x, (2, 3)))
 _view("squeeze", (2, 3), (0,), lambda p: lambda x, dim: x + 0)
@@ -81,6 +84,7 @@ for dim in (0, 1, -1):
         (dim,),
         lambda p: lambda x, at: p.reshape(x, [(1, 5, 3), (5, 1, 3), (5, 3, 1)][at]),
     )
+_view("unsqueeze", (1, 8, 2), (1,), lambda p: lambda x, at: p.reshape(x, (1, 1, 8, 2)))
 _view("transpose", (2, 5, 3), (0, -1), lambda p: p.transpose)
 _view("permute", (5, 3), ((1, 0),), lambda p: lambda x, order: p.transpose(x, *order))
 _view("t", (5, 3), (), lambda p: lambda x: p.transpose(x, 0, 1))
@@ -125,6 +129,10 @@ def _on(given: Case, world: World) -> Case:
 def _samples(world: World) -> int:
     """As many combinations as the default run has time for; elsewhere than on torch each takes up to ten times as long."""
     return 60 if world.backend in ("torch", "cuda") else 20
+
+
+for _cases in (OPERATIONS, CHANGES):
+    add_resized(_cases, lambda function: function(get_platform()))
 
 
 @pytest.mark.parametrize("part", parts(OPERATIONS, __file__))

@@ -15,6 +15,9 @@ from dataclasses import fields, is_dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+_OF_RULES = "hp_dtensor.rules."
+"""Objects of the rules' own classes are what their attributes are."""
+
 
 class _Itself:
     """Equal to itself alone; keeps the object alive, so that no other one gets its identity."""
@@ -50,12 +53,14 @@ def program(x: Any, outer: tuple[int, ...] = ()) -> Hashable:
         return "partial", program(x.func, inside), program(x.args, inside), program(x.keywords, inside)
     if isinstance(x, (tuple, list)):
         return type(x), tuple([program(one, inside) for one in x])
-    if isinstance(x, frozenset):
+    if isinstance(x, (set, frozenset)):
         return type(x), frozenset([program(one, inside) for one in x])
     if isinstance(x, Mapping):
         return type(x), tuple([(program(name, inside), program(one, inside)) for name, one in x.items()])
     if is_dataclass(x) and not isinstance(x, type):
         return type(x), tuple([program(getattr(x, one.name), inside) for one in fields(x)])
+    if type(x).__module__.startswith(_OF_RULES) and hasattr(x, "__dict__"):
+        return type(x), program(vars(x), inside)
     return _Itself(x)
 
 

@@ -3,7 +3,7 @@
 [Note: replies] A rank's collective needs what the other ranks give, and they have not run yet. So all ranks run again and
 again: in the first pass the first collective answers with the rank's own value, and what every rank gave is noted; in the
 next pass it answers rightly, and the second one is noted; and so on, until a pass meets no new collective. Programs are the
-same on all ranks, so the k-th collective of one is the k-th of all.
+same on all ranks of a group, so the k-th collective of one is the k-th of all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Coordinate = tuple[int, ...]
 class Replies:
     """The collectives that ranks have met so far, and what they answer."""
 
-    known: list[dict[Coordinate, Tensor]] = field(default_factory=list)
+    known: dict[Coordinate, list[Tensor]] = field(default_factory=dict)
+    """By rank: what its collectives answer, in their order."""
     noted: dict[Coordinate, tuple[str, int, Tensor]] = field(default_factory=dict)
     """By rank: kind, mesh dim and value of the first collective without an answer."""
     met: dict[Coordinate, int] = field(default_factory=dict)
@@ -32,36 +33,28 @@ class Replies:
         """What the collective gives on this rank; None, and the value is noted, where that is not known yet."""
         place = self.met.get(coordinate, 0)
         self.met[coordinate] = place + 1
-        if place < len(self.known):
-            return self.known[place][coordinate]
-        if place == len(self.known):
+        known = self.known.setdefault(coordinate, [])
+        if place < len(known):
+            return known[place]
+        if place == len(known):
             self.noted[coordinate] = (kind, mesh_dim, get_platform().detach(x))
         return None
 
     def clear(self) -> None:
         """Begin with another program."""
-        self.known, self.noted, self.met = [], {}, {}
+        self.known, self.noted, self.met = {}, {}, {}
 
     def settle(self, mesh_shape: tuple[int, ...]) -> bool:
-        """End a pass: whether it met nothing new. AssertionError if ranks met different collectives."""
+        """End a pass: whether it met nothing new. AssertionError if ranks of one group met different collectives."""
         noted, self.noted, self.met = self.noted, {}, {}
-        if not noted:
-            return True
-        kinds = {(kind, mesh_dim) for kind, mesh_dim, _ in noted.values()}
-        ranks = 1
-        for n in mesh_shape:
-            ranks = ranks * n
-        assert len(kinds) == 1 and len(noted) == ranks, (
-            f"ranks meet different collectives: {kinds} on {noted.keys()}"
-        )
-        ((kind, mesh_dim),) = kinds
-        answers = {}
-        for coordinate in noted:
+        for coordinate, (kind, mesh_dim, _) in noted.items():
             before, after = coordinate[:mesh_dim], coordinate[mesh_dim + 1 :]
-            line = [noted[before + (i,) + after][2] for i in range(mesh_shape[mesh_dim])]
-            answers[coordinate] = _REDUCERS[kind](line)
-        self.known.append(answers)
-        return False
+            line = [(*before, i, *after) for i in range(mesh_shape[mesh_dim])]
+            # Groups are strangers to each other: one whose ranks all hold nothing may do nothing.
+            kinds = {rank: noted[rank][:2] if rank in noted else None for rank in line}
+            assert set(kinds.values()) == {(kind, mesh_dim)}, f"ranks meet different collectives: {kinds}"
+            self.known[coordinate].append(_REDUCERS[kind]([noted[rank][2] for rank in line]))
+        return not noted
 
 
 def _sum(xs: list[Tensor]) -> Tensor:

@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hp_dtensor.placements import Partial, Shard
+from hp_dtensor.rule_checker import check_rule
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.subscript import INDEX, MASK, Template
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rule_cases import Cases, Part, T, case, check, parts, t, truths, whole_numbers
+from resized import add_resized
+from rule_cases import TOLERANCE, Cases, Part, T, case, check, filled, parts, t, truths, whole_numbers
 
 CASES: Cases = {}
 
@@ -225,12 +228,23 @@ case(CASES, "allclose", torch.allclose, t(5, 3), t(3))
 case(CASES, "is_same_size", torch.is_same_size, t(5, 3), t(5, 3))
 
 
+add_resized(CASES)
+
+
 @pytest.mark.parametrize("part", parts(CASES, __file__))
 @distributed(world_size=1, backends=("torch", "cuda"))
 def test_rule_gives_values_and_gradients_of_the_unsharded_operation(part: Part, world: World) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"index_reduce\(\) is in beta", UserWarning)
         check(CASES[part.name], part)
+
+
+@distributed(world_size=1, backends=("torch", "cuda"))
+def test_a_sum_written_nowhere_into_a_dim_that_two_mesh_dims_cut(world: World) -> None:
+    args = filled([t(5, 3), _template([slice(4, 4)]), t(1, 3)])
+    for value in ([Shard(1), Partial()], [Partial(), Shard(1)], [Partial(), Partial("avg")]):
+        lies = [(Shard(1), Shard(1)), tuple(value)]
+        check_rule("setitem", _written, args, lies, (2, 2), tolerance=TOLERANCE)
 
 
 def test_every_rule_of_these_families_is_checked() -> None:

@@ -16,6 +16,7 @@ from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import rule_cases
+from resized import add_resized
 from rule_cases import TOLERANCE, Cases, Part, T, check, filled, parts, t
 
 SAMPLES = 6
@@ -182,6 +183,9 @@ FAMILIES = ("matmul", "einsum", "linalg", "attention", "convolution", "pooling")
 def test_every_rule_of_these_families_is_checked() -> None:
     rules = {name for name, rule in RULES.items() if rule.plan.__module__.rpartition(".")[2] in FAMILIES}
     assert rules == {entry.rule for entry in CASES.values()}
+
+
+add_resized(CASES)
 
 
 @pytest.mark.parametrize("part", parts(CASES, __file__))

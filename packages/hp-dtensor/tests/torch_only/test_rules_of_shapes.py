@@ -11,6 +11,7 @@ from hp_dtensor.rules import RULES
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from resized import add_resized
 from rule_cases import Cases, Part, case, check, parts, t
 
 CASES: Cases = {}
@@ -107,6 +108,9 @@ case(CASES, "narrow", torch.narrow, t(8, 3), 1, 3, 0)
 case(CASES, "select", torch.select, t(5, 3), 0, 2)
 case(CASES, "select", torch.select, t(2, 5, 3), -1, -1)
 case(CASES, "select", torch.select, t(1, 3), 0, 0)
+
+
+add_resized(CASES)
 
 
 @pytest.mark.parametrize("part", parts(CASES, __file__))

@@ -100,17 +100,25 @@ class Write:
         shift = len(value.shape) - len(self.result)
         lies: list[Placement] = []
         nothing = any(part.count == 0 for part in self.found.parts)
+        kept = [nothing and own.is_partial() for own in value.placements]
+        # Another mesh dim's cut of the same dim would leave the value cut less often than the target.
+        whole = {
+            p.dim
+            for p, keeps in zip(self.spec.placements, kept, strict=True)
+            if keeps and isinstance(p, Shard)
+        }
         for mesh_dim, p in enumerate(self.spec.placements):
             if mesh_dim in self.dealt:
                 dim = self.dealt[mesh_dim]
                 at = self.place + dim + shift
                 lies.append(Shard(at) if at >= 0 and value.shape[at] == self.common[dim] else REPLICATE)
-            elif nothing and value.placements[mesh_dim].is_partial():
+            elif kept[mesh_dim]:
                 lies.append(value.placements[mesh_dim])
             elif isinstance(p, Shard):
                 n = self.spec.shape[p.dim]
                 at = self.result.index(p.dim) + shift if p.dim in self.result else -1
-                fits = self.found.parts[p.dim] == Part(0, 1, n) and at >= 0 and value.shape[at] == n
+                is_written_whole = self.found.parts[p.dim] == Part(0, 1, n) and p.dim not in whole
+                fits = is_written_whole and at >= 0 and value.shape[at] == n
                 lies.append(replace(p, dim=at) if fits else REPLICATE)
             else:
                 lies.append(p if isinstance(p, Partial) else REPLICATE)
