@@ -19,6 +19,15 @@ from spelled import check_call
 F = mint.nn.functional
 X = np.random.RandomState(0).randn(6, 4)
 BOX = np.random.RandomState(1).randn(3, 2, 4)
+NUMBERS = Tensor(np.array([[1, 0, 3, 2]] * 6))
+SOURCE = Tensor(np.random.RandomState(2).randn(6, 4))
+
+
+def _padded(x: Any, value: float) -> Any:
+    """One column before and two after."""
+    before, after = (Tensor(np.full((6, n), value)) for n in (1, 2))
+    return mint.cat([before, x, after], 1)
+
 
 CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
     "ops split": (lambda x: ops.split(x, 2, 0), lambda x: mint.split(x, 2, 0), X),
@@ -41,6 +50,23 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
         X,
     ),
     "mint pad": (lambda x: F.pad(x, (1, 2)), lambda x: ops.pad(x, (1, 2)), X),
+    "ops pad": (lambda x: ops.pad(x, (1, 2), value=2.5), lambda x: _padded(x, 2.5), X),
+    "mint gelu": (F.gelu, lambda x: ops.gelu(x, approximate="none"), X),
+    "mint gelu, by tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x: ops.gelu(x, approximate="tanh"),
+        X,
+    ),
+    "mint scatter": (
+        lambda x: mint.scatter(x, 1, NUMBERS, SOURCE),
+        lambda x: mint.scatter(x, 1, NUMBERS, SOURCE),
+        X,
+    ),
+    "mint scatter_add": (
+        lambda x: mint.scatter_add(x, 0, NUMBERS, SOURCE),
+        lambda x: ops.tensor_scatter_elements(x, NUMBERS, SOURCE, 0, "add"),
+        X,
+    ),
     "ops swiglu": (
         ops.swiglu,
         lambda x: F.silu(mint.narrow(x, 1, 0, 2)) * mint.narrow(x, 1, 2, 2),

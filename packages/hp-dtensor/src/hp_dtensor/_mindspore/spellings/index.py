@@ -31,3 +31,20 @@ def _index_select(operation: Operation, x: Any, dim: int, numbers: Any) -> Any:
         return operation.native(own, dim, own_numbers)
 
     return operation.follow("index_select", local, x, dim, numbers)
+
+
+def _scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
+    return ops.tensor_scatter_elements(x, index, source, dim, "add")
+
+
+@spelling("scatter", "Scatter")
+def _scatter(operation: Operation, x: Any, dim: int, index: Any, source: Any, reduction: int = 0) -> Any:
+    """The last argument is 0, or 1 for a sum."""
+    if reduction:
+        return operation.follow("scatter_add", _scatter_add, x, dim, index, source)
+    return operation.follow("scatter", lambda *given: operation.native(*given, 0), x, dim, index, source)
+
+
+@spelling("scatter_add", "ScatterAddExt")
+def _scatter_add_function(operation: Operation, x: Any, dim: int, index: Any, source: Any) -> Any:
+    return operation.follow("scatter_add", operation.native_or(_scatter_add), x, dim, index, source)

@@ -74,6 +74,23 @@ def _constant_pad(operation: Operation, x: Any, pads: Any, value: Any = 0) -> An
     return operation.follow("pad", ops.pad, x, tuple(pads), "constant", value)
 
 
+@spelling("pad", "PadV3")
+def _pad(operation: Operation, x: Any, pads: Any, value: Any = None) -> Any:
+    mode = operation.attributes.mode
+    number = () if value is None or mode != "constant" else (float(value.asnumpy().item()),)
+    return operation.follow("pad", ops.pad, x, tuple(pads), mode, *number)
+
+
+@spelling("pointwise", "GeluExt")
+def _gelu(operation: Operation, x: Any, approximate: str = "none") -> Any:
+    def local(own: Any, approximate: str) -> Any:
+        if is_on_cpu(own):
+            return ops.gelu(own, approximate=approximate)
+        return operation.native(own, approximate=approximate)
+
+    return operation.follow("pointwise", local, x, approximate=approximate)
+
+
 @spelling("mul", "Swiglu")
 def _swiglu(operation: Operation, x: Any, dim: int = -1) -> Any:
     """``silu(a) b`` of the halves, by operations on DTensors."""
