@@ -78,12 +78,37 @@ def test_other_mesh_dims_are_replicas(world: World) -> None:
 
 
 @distributed(world_size=2)
+def test_elementwise_operations_and_sums_leave_runs_as_they_lie(world: World) -> None:
+    mesh, p = init_device_mesh(world.device_type, (2,)), world.platform
+    near = 1e-11 if _real(world) == "float64" else 1e-4  # a few hundred roundings of numbers below 1e4
+    for units in ((1, 2), (0, 3)):
+        run = RaggedShard((0,), units)
+        plain = p.set_requires_grad_(_full(world), True)
+        x = distribute_tensor(plain, mesh, [run])
+        scale = distribute_tensor(p.full((), 3.0, plain.dtype, p.device_of(plain)), mesh, [Replicate()])
+        with count_collectives() as counted:
+            y = (x * scale + x / 2 - 1) * x
+            total, mean = y.sum(), (x * x).mean()
+        counted.assert_counts()
+        assert y.placements == (run,)
+        assert total.placements == mean.placements == (Partial(),)
+        whole = (plain * 3.0 + plain / 2 - 1) * plain
+        assert_parity(y.full_tensor(), whole, rtol=near, atol=near, name="runs")
+        assert_parity(total.full_tensor(), whole.sum(), rtol=near, atol=near, name="sum")
+        assert_parity(mean.full_tensor(), (plain * plain).mean(), rtol=near, atol=near, name="mean")
+        (total + mean).backward()
+        expected = 7 * _full(world) - 1 + 2 * _full(world) / 24
+        assert x.grad.placements == (run,)
+        assert_parity(x.grad.full_tensor(), expected, rtol=near, atol=near, name=f"gradient of {units}")
+
+
+@distributed(world_size=2)
 def test_operations_gather_runs_first_and_local_tensors_need_a_shape(world: World) -> None:
     mesh, p = init_device_mesh(world.device_type, (2,)), world.platform
     run = RaggedShard((0,), (1, 2))
     x = distribute_tensor(p.set_requires_grad_(_full(world), True), mesh, [run])
     assert tuple(x.to_local().shape) == ((8,), (16,))[world.rank]
-    (x * x).sum().backward()
+    (x * x).reshape(-1).sum().backward()
     assert x.grad.placements == (run,)
     assert_parity(x.grad.full_tensor(), _full(world) * 2, exact=True, name="gradient of a run")
     with pytest.raises(

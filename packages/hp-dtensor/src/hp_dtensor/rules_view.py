@@ -6,7 +6,8 @@ simple and right, three things are translated before a rule is asked, and its an
 * Another cut order (StridedShard): the rule sees a mesh whose dims are in the order of the cuts, so all its placements are
   plain. A tensor whose order fits no common one is seen in the common order; where the rule's wish differs from how the
   tensor really lies, it is moved like any other.
-* A Partial that is no sum or average, and a RaggedShard, are seen as Replicate: so they are reduced, or gathered, first.
+* A Partial that is no sum or average, and a RaggedShard, are seen as Replicate: so they are reduced, or gathered, first. But
+  what works on runs as they lie (:mod:`hp_dtensor.rules_of_runs`) is not asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from hp_dtensor.cuts import Stack, stacks_of, with_stacks
 from hp_dtensor.placements import REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
 from hp_dtensor.rules.registry import Outcome, Result, Rule
+from hp_dtensor.rules_of_runs import of_runs
 from hp_dtensor.spec import Mesh, Spec, make_spec
 
 Placements = tuple[Placement, ...]
@@ -29,6 +31,9 @@ def ask(rule: Rule, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
     specs = [x for arg in given for x in (arg if isinstance(arg, tuple) else (arg,)) if isinstance(x, Spec)]
     if not any(_is_special(p) for spec in specs for p in spec.placements):
         return rule.plan(*given, **kwargs)
+    found = of_runs(rule, given, kwargs)
+    if found is not None:
+        return found
     view = _View(specs[0].mesh, _common_order(specs))
     seen = [tuple(map(view.seen, arg)) if isinstance(arg, tuple) else view.seen(arg) for arg in given]
     outcome = rule.plan(*seen, **kwargs)
