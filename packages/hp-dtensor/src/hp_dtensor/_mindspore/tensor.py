@@ -1,30 +1,37 @@
 """DTensor on MindSpore: a subclass around a plain local tensor, caught above autograd.
 
-The wrapper itself is an empty tensor, so that what is not caught finds no values. Functions arrive at ``__fallback__``, by
-the names of their primitives. Methods do not all arrive (``x[0]``, ``x.T`` and ``x.asnumpy()`` do not), so every public
-method of Tensor is overridden: by its rule, or by a refusal.
+[Note: the wrapper] What MindSpore sees of a DTensor is a tensor of one string, without memory. Nothing computes with strings
+and nothing reads what has no memory, so a function that is not caught fails, and never works on the wrapper.
+
+Functions arrive at ``__fallback__``, by the names of their primitives; those of tensors in tuples only at
+``__ms_dispatch__``, further down. Not all methods arrive, so every one of Tensor's is overridden: see
+:mod:`hp_dtensor._mindspore.methods`. What neither arrives nor computes is refused where it looks: ``mindspore.Tensor(x)``
+and writing ``x`` into a plain tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import numbers
+from collections.abc import Iterator
 from typing import Any
 
 import mindspore
 
-from hp_dtensor import _names
 from hp_dtensor._mindspore.checkpoint import CheckpointMethods
+from hp_dtensor._mindspore.methods import define_methods, dtensors
 from hp_dtensor._mindspore.parameter import ParameterMethods
+from hp_dtensor._mindspore.primitives import TABLE, understood
 from hp_dtensor._mindspore.spellings import SPELLINGS
 from hp_dtensor.dispatch import build_dispatch
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.errors import no_rule
-from hp_dtensor.rules import RULES
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec
 from hp_platform import _process, get_platform
+from hp_platform.mindspore import _private
 
-_EMPTY = mindspore.Tensor([])
+_WRAPPER = mindspore.mint.empty((), dtype=mindspore.string, device="meta")
+"""See [Note: the wrapper]."""
 
 
 class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Tensor):
@@ -32,14 +39,14 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
 
     def __new__(cls, dtensor: DTensor) -> DTensor:
         """A leaf over the same local tensor: what ``mindspore.Parameter(dtensor)`` is made of."""
-        x = mindspore.Tensor._make_subclass(cls, _EMPTY)
+        x = mindspore.Tensor._make_subclass(cls, _WRAPPER)
         x._local, x._spec = get_platform().detach(dtensor._local), dtensor._spec
         x._marks, x._grad_dtensor = None, None
         return x
 
     @staticmethod
     def _wrap(local: mindspore.Tensor, spec: Spec) -> DTensor:
-        x = mindspore.Tensor._make_subclass(DTensor, _EMPTY)
+        x = mindspore.Tensor._make_subclass(DTensor, _WRAPPER)
         x._local, x._spec, x._marks, x._grad_dtensor = local, spec, None, None
         return x
 
@@ -49,22 +56,28 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
         spelled = SPELLINGS.get(func.name)
         if spelled is not None:
             return spelled(func, args, kwargs, dispatch)
-        rule, function = TABLE.get(func.name), _RIGHT.get(func.name, func)
-        if rule is not None and args and isinstance(args[0], mindspore.ops.Primitive):
-            # A primitive that is an object comes with itself, its name and its arguments.
-            primitive, name, args = args
-            function = _RIGHT.get(func.name, lambda *local: func(primitive, name, local))
+        rule = TABLE.get(func.name)
         if rule is not None:
-            return dispatch(rule, function, args, kwargs)
+            return dispatch(rule, *understood(func, args, kwargs))
         if _process.open_modes.count and is_skipped(func):
             return on_locals(func, args, kwargs)
         if func.name == "StopGradient":  # what detaching ends in; its tensor comes in a tuple
-            return next(_tensors(args)).detach()
-        raise no_rule(func.name, [x._spec for x in _tensors((args, kwargs or {}))])
+            return next(dtensors(args)).detach()
+        raise no_rule(func.name, [x._spec for x in dtensors((args, kwargs or {}))])
+
+    __ms_dispatch__ = __fallback__
+
+    @property
+    def stub(self) -> None:
+        """Refused: what takes over a tensor's memory (assign_value, set_data, sparse tensors) asks for it."""
+        raise _no_memory(self)
 
     size = property(
         DTensorMethods.numel, doc="Number of elements of the whole: MindSpore's meaning of the name."
     )
+    is_meta = property(lambda x: x._local.is_meta, doc="Whether the local tensor has no memory.")
+    itemsize = property(lambda x: x._local.itemsize, doc="Bytes of one element.")
+    data = property(lambda x: x.detach(), doc="The same values without their gradient's graph.")
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
     nelement = DTensorMethods.numel
@@ -86,68 +99,31 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
         """Another tensor with the same values."""
         return self.clone()
 
+    def __iter__(self) -> Iterator[DTensor]:
+        # len() here, so that what cannot be walked says so at once.
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, element: Any) -> bool:
+        known = isinstance(element, (mindspore.Tensor, numbers.Number))
+        return known and bool((self == element).any())
+
+    def __index__(self) -> int:
+        value = self.item()
+        if not isinstance(value, int):
+            raise ValueError(f"a DTensor of {self.dtype} is no index: it needs one whole number")
+        return int(value)
+
+
+def _no_memory(x: DTensor) -> NotImplementedError:
+    return no_rule("Making a plain tensor", [x._spec])
+
+
+def _refuse_copy(data: Any) -> None:
+    if isinstance(data, DTensor):
+        raise _no_memory(data)
+
 
 dispatch = build_dispatch(DTensor, DTensor._wrap)
-
-_RIGHT: dict[str, Callable[..., Any]] = dict.fromkeys(
-    ("MatMul", "MatMulExt", "matmul", "__matmul__"), get_platform().matmul
-)
-_RIGHT["clone"] = get_platform().clone
-"""What runs instead of MindSpore's own: its products of small shapes have wrong gradients, and clone has no kernel on cpu."""
-
-TABLE = {name: RULES[rule] for rule, name in _names.primitives()}
-"""Name of a primitive -> its rule."""
-
-
-def _method(name: str, rule: Any) -> Callable[..., Any]:
-    function = _RIGHT.get(name, getattr(mindspore.Tensor, name))
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return dispatch(rule, function, args, kwargs)
-
-    method.__name__, method.__doc__ = name, function.__doc__
-    return method
-
-
-def _refusal(name: str) -> Callable[..., Any]:
-    function = getattr(mindspore.Tensor, name)
-
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        if _process.open_modes.count and is_skipped(function):
-            return on_locals(function, args, kwargs)
-        raise no_rule(f"Tensor.{name}", [x._spec for x in _tensors((args, kwargs))])
-
-    refused.__name__ = name
-    return refused
-
-
-_BELOW = "__array__ __contains__ __deepcopy__ __getitem__ __getstate__ __index__ __iter__ __reduce__ __reduce_ex__ __round__"
-_BELOW_TOO = "__setitem__ _data_ptr _getitem _item _load _offload _setitem _tolist _update_data"
-
-
-def _define_methods() -> None:
-    rules = {name: RULES[rule] for rule, name in (*_names.functions(), *_names.methods())}
-    for rule, name in _names.in_place():
-        functional = getattr(mindspore.Tensor, _names.functional_name(name), None)
-        if functional is not None:
-            rules[name] = RULES[rule].writing(functional)
-    own = {name for base in DTensor.__mro__[: DTensor.__mro__.index(mindspore.Tensor)] for name in vars(base)}
-    public = {name for name in dir(mindspore.Tensor) if not name.startswith("_")}
-    for name in public | set(rules) | set(f"{_BELOW} {_BELOW_TOO}".split()):
-        attribute = getattr(mindspore.Tensor, name, None)
-        if name in own or not callable(attribute):
-            continue
-        setattr(DTensor, name, _method(name, rules[name]) if name in rules else _refusal(name))
-    for name in ("H", "data", "mH", "nbytes", "strides"):
-        setattr(DTensor, name, property(_refusal(name)))
-
-
-def _tensors(nest: Any) -> Iterator[DTensor]:
-    if isinstance(nest, DTensor):
-        yield nest
-    elif isinstance(nest, (tuple, list, dict)):
-        for entry in nest.values() if isinstance(nest, dict) else nest:
-            yield from _tensors(entry)
-
-
-_define_methods()
+define_methods(DTensor, dispatch)
+_private.watch_constructor(_refuse_copy)
+_private.stack_tuples()

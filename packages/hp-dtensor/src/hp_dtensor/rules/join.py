@@ -24,9 +24,10 @@ Form = tuple[Shape, tuple[int, ...]]
 
 
 def _members(tensors: Any) -> tuple[Spec, ...]:
-    members = (tensors,) if isinstance(tensors, Spec) else tuple(tensors)
+    members = () if isinstance(tensors, Spec) else tuple(tensors)
     if not members or not all(isinstance(x, Spec) for x in members):
-        raise ValueError(f"needs a list of at least one tensor and nothing else, got {len(members)} members")
+        shown = "one tensor" if isinstance(tensors, Spec) else f"{len(members)} members"
+        raise ValueError(f"needs a list of at least one tensor and nothing else, got {shown}")
     return members
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore
@@ -28,6 +28,7 @@ NAMES: tuple[tuple[str, str], ...] = (
     ("mindspore.graph.api", "_pynative_executor.enable_grad"),
     ("mindspore.graph.api", "_pynative_executor.queue_backward_final_callback"),
     ("mindspore.graph.api", "_pynative_executor.sync"),
+    ("mindspore.common.tensor", "_init"),
     ("mindspore.common", "_unsafe_preserve_version_counter"),
     ("mindspore.common._grad_function", "_Function.apply"),
     ("mindspore", "Tensor._grad"),
@@ -129,6 +130,37 @@ def own_copy(x: mindspore.Tensor) -> mindspore.Tensor:
     ``Parameter.copy`` makes another parameter outside of the graph, so a parameter is viewed as a tensor first.
     """
     return (x.view(x.shape) if isinstance(x, mindspore.Parameter) else x).copy()
+
+
+# --- subclasses of Tensor
+_tensors: Any = importlib.import_module("mindspore.common.tensor")
+
+
+def watch_constructor(look: Callable[[Any], None]) -> None:
+    """Let ``look`` see first what every ``mindspore.Tensor(data)`` is made of; it may raise.
+
+    The constructor copies what a subclass stands for in C++ and asks the object nothing, so it could refuse nowhere else.
+    """
+    init = _tensors._init
+
+    def watched(input_data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        look(input_data)
+        return init(input_data, *args, **kwargs)
+
+    _tensors._init = watched
+
+
+def stack_tuples() -> None:
+    """Let ``Stack`` turn a list of tensors into a tuple: in tuples MindSpore looks for subclasses that dispatch.
+
+    ``Stack`` is the last function on tensors in lists that is of the oldest kind, which does not look into lists.
+    """
+    mindspore.ops.Stack.__call__ = _stacked
+
+
+def _stacked(primitive: Any, tensors: Any) -> Any:
+    given = tuple(tensors) if isinstance(tensors, list) else tensors
+    return mindspore.ops.Primitive.__call__(primitive, given)
 
 
 # --- cells
