@@ -27,13 +27,14 @@ FUNCTIONS: Final[dict[str, str]] = {
 IN_PLACE: Final[dict[str, str]] = {"cumsum": "cumsum_", "cumulative": "cumprod_"}
 
 PRIMITIVES: Final[dict[str, str]] = {
-    "softmax": "Softmax LogSoftmax LogSoftmaxExt",
+    "softmax": "Softmax LogSoftmax LogSoftmaxExt SoftmaxCrossEntropyWithLogits",
     "cumsum": "CumsumExt CumSum",
     "cumulative": "CumProd",
     "cumulative_extreme": "Cummax",
-    "topk": "TopkExt",
-    "sort": "SortExt",
+    "topk": "TopkExt TopK",
+    "sort": "SortExt Sort",
     "argsort": "ArgSort",
+    "median": "Median MedianDim",
 }
 
 METHODS: Final[dict[str, str]] = {"order_statistic": "median nanmedian"}

@@ -28,3 +28,9 @@ FUNCTIONS: Final[dict[str, str]] = {
     "adaptive_max_pool1d_with_indices": "adaptive_max_pool1d_with_indices adaptive_max_pool1d",
     "adaptive_max_pool1d": "nn.functional.adaptive_max_pool1d",
 }
+
+PRIMITIVES: Final[dict[str, str]] = {
+    "conv1d": "Conv1DExt Conv1DPadding",
+    "conv2d": "Conv2D Conv2DExt Conv2DPadding",
+    "conv3d": "Conv3D Conv3DExt Conv3DPadding",
+}

@@ -75,7 +75,7 @@ PRIMITIVES: Final[dict[str, str]] = {
     "where": "Select",
     "identity": "Neg",
     "cast": "Cast ToDtype",
-    "add": "Add AddExt AddScalar Sub SubExt SubScalar",
-    "mul": "Mul Muls",
+    "add": "Add AddExt AddScalar Sub SubExt SubScalar BiasAdd",
+    "mul": "Mul Muls Swiglu",
     "div": "Div Divs DivMod DivMods RealDiv",
 }

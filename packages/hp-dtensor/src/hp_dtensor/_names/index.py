@@ -61,6 +61,8 @@ PRIMITIVES: Final[dict[str, str]] = {
     "scatter_add": "ScatterAddExt",
     "masked_select": "MaskedSelect",
     "nonzero": "NonZero NonZeroExt",
-    "one_hot": "OneHotExt",
+    "one_hot": "OneHotExt OneHot",
     "isin": "IsIn",
+    "scatter": "Scatter",
+    "getitem": "StridedSlice",
 }

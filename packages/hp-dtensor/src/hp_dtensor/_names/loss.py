@@ -24,4 +24,14 @@ FUNCTIONS: Final[dict[str, str]] = {
     "multilabel_margin_loss": "_C._nn.multilabel_margin_loss",
 }
 
-PRIMITIVES: Final[dict[str, str]] = {}
+PRIMITIVES: Final[dict[str, str]] = {
+    "mse_loss": "MSELossExt",
+    "l1_loss": "L1LossExt",
+    "smooth_l1_loss": "SmoothL1Loss",
+    "kl_div": "KLDiv KLDivLoss",
+    "soft_margin_loss": "SoftMarginLoss",
+    "binary_cross_entropy": "BinaryCrossEntropy",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    "cross_entropy": "SparseSoftmaxCrossEntropyWithLogits",
+    "nll_loss": "NLLLoss NLLLoss2d",
+}

@@ -12,4 +12,10 @@ FUNCTIONS: Final[dict[str, str]] = {
     "cosine_similarity": "cosine_similarity",
 }
 
-PRIMITIVES: Final[dict[str, str]] = {"layer_norm": "LayerNormExt"}
+PRIMITIVES: Final[dict[str, str]] = {
+    "layer_norm": "LayerNormExt LayerNorm",
+    "rms_norm": "RmsNorm",
+    "group_norm": "GroupNorm",
+    "batch_norm": "BatchNorm BatchNormExt",
+    "normalize": "L2Normalize",
+}

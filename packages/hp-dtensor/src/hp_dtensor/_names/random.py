@@ -40,3 +40,16 @@ IN_PLACE: Final[dict[str, str]] = {
     "feature_alpha_dropout": "feature_alpha_dropout_",
     "rrelu": "rrelu_",
 }
+
+PRIMITIVES: Final[dict[str, str]] = {
+    "dropout": "Dropout DropoutExt FuncDropoutExt",
+    "feature_dropout": "Dropout2D Dropout2dExt Dropout3D Dropout3dExt",
+    "bernoulli": "Bernoulli BernoulliExt",
+    "rand_like": "RandLikeExt",
+    "randn_like": "RandnLike",
+    "randint_like": "RandIntLike",
+    "zeros_like": "ZerosLike ZerosLikeExt",
+    "ones_like": "OnesLike OnesLikeExt",
+    "empty_like": "EmptyLike",
+    "full_like": "FullLike",
+}

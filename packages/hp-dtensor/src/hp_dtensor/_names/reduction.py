@@ -34,16 +34,18 @@ PRIMITIVES: Final[dict[str, str]] = {
     "mean": "MeanExt ReduceMean",
     "prod": "ProdExt ReduceProd",
     "nansum": "Nansum",
-    "any": "AnyExt ReduceAny",
+    "any": "AnyExt ReduceAny Any",
     "all": "AllExt ReduceAll",
     "amax": "ReduceMax AMax",
     "amin": "ReduceMin AMin",
-    "max": "Max MaxDim",
-    "min": "Min MinDim",
-    "argmax": "ArgMaxExt",
-    "argmin": "ArgMinExt",
+    "max": "Max MaxDim ArgMaxWithValue",
+    "min": "Min MinDim ArgMinWithValue",
+    "argmax": "ArgMaxExt Argmax",
+    "argmin": "ArgMinExt Argmin",
     "logsumexp": "LogSumExp",
     "vector_norm": "LinalgVectorNorm",
+    "var": "Var",
+    "std": "Std ReduceStd",
 }
 """Those whose arguments are those of the rule; the others end in a refusal that names them."""
 

@@ -67,7 +67,7 @@ IN_PLACE: Final[dict[str, str]] = {
 
 PRIMITIVES: Final[dict[str, str]] = {
     "view": "Reshape View",
-    "flatten": "FlattenExt",
+    "flatten": "FlattenExt Flatten",
     "unflatten": "Unflatten",
     "squeeze": "Squeeze",
     "unsqueeze": "ExpandDims ExpandDimsView",
@@ -77,18 +77,19 @@ PRIMITIVES: Final[dict[str, str]] = {
     "expand": "BroadcastTo BroadcastToView ExpandDimsTo",
     "cat": "Concat",
     "stack": "Stack StackExt",
-    "split": "SplitTensor SplitTensorView SplitWithSize SplitWithSizeView",
+    "split": "SplitTensor SplitTensorView SplitWithSize SplitWithSizeView Split",
     "chunk": "Chunk ChunkView",
-    "unbind": "UnstackExt UnstackExtView",
+    "unbind": "UnstackExt UnstackExtView Unstack",
     "repeat": "Repeat",
     "tile": "Tile",
     "repeat_interleave": "RepeatInterleaveInt",
     "roll": "Roll",
     "flip": "ReverseV2",
-    "triangle": "Triu TrilExt",
+    "triangle": "Triu TrilExt Tril",
     "diag": "Diag",
-    "narrow": "Narrow NarrowView",
+    "narrow": "Narrow NarrowView Slice",
     "select": "SelectExt SelectExtView",
+    "pad": "ConstantPadND PadV3",
 }
 
 METHODS: Final[dict[str, str]] = {"unsqueeze": "expand_dims"}
