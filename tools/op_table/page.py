@@ -32,7 +32,7 @@ For several tensors the combinations that move nothing are listed, and the other
 An asterisk marks a result that is **over-cautious**: the operation would have given the right values on the pieces as they lay, but the
 rule moved bytes. That is found by running the plain function on the pieces and trying whether they make up the whole; values
 alone say nothing about gradients, so an asterisk is a question to the rule and not yet a defect. On this page: {count}.
-Not marked, because the trial would be wrong about them: {argued}.
+Not marked, because the move has a reason that the trial cannot see: {argued}.
 
 MindSpore: whether something there follows the rule, among its primitives and methods. Rules that MindSpore alone uses show its calls.
 """
@@ -47,7 +47,10 @@ def page(tables: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         families.setdefault(torch[rule]["family"], []).append(rule)
     marked = sum(_num_over_cautious(row) for entry in torch.values() for row in entry["calls"])
     count = f"{marked} combination{'s' * (marked > 1)}" if marked else "none"
-    argued = "; ".join(f"`{rule}` ({why})" for rule, why in CAUTIOUS_FOR_A_REASON.items())
+    reasons: dict[str, list[str]] = {}
+    for rule, why in CAUTIOUS_FOR_A_REASON.items():
+        reasons.setdefault(why, []).append(f"`{rule}`")
+    argued = "; ".join(f"{', '.join(rules)} ({why})" for why, rules in reasons.items())
     lines = [INTRODUCTION.format(count=count, argued=argued)]
     for name in sorted(families):
         lines += [

@@ -37,8 +37,25 @@ CAUTIOUS_FOR_A_REASON = {
     "nansum": "a share of a sum may be NaN, or hide one",
     "nanmean": "a share of a sum may be NaN, or hide one",
     "embedding": "with `scale_grad_by_freq` its gradient counts all places of the batch",
+    **dict.fromkeys(
+        ("scatter", "index_copy"),
+        "of the values for a place that is named twice frameworks keep any, each rank perhaps another one's share",
+    ),
+    **dict.fromkeys(
+        ("searchsorted", "bucketize"),
+        "boundaries are fewer than values, so joining them moves less than reducing places; NaN behind them is found by halving",
+    ),
+    **dict.fromkeys(
+        ("masked_select", "getitem", "bincount"),
+        "how large the result of a mask, or of counting numbers, is, the values say, so all ranks get it whole",
+    ),
+    **dict.fromkeys(
+        ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"),
+        "a weight or statistic that is a sum is smaller than the result, which would be the sum otherwise",
+    ),
+    "scaled_dot_product_attention": "fused kernels take values only with as many channels per head as queries have",
 }
-"""Rules whose moves the trial with random values, forward only, would call unneeded."""
+"""Rules whose moves the trial, of values alone and forward only, would call unneeded: why they are made."""
 
 
 def family(rule: str) -> str:
@@ -52,9 +69,12 @@ def measured(framework: str) -> dict[str, Any]:
         name: {"family": family(name), "functions": _functions(framework, name), "calls": []}
         for name in RULES
     }
-    with warnings.catch_warnings(), get_platform().no_grad():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of functions that frameworks call young; the tests see to warnings
-        for call in calls(framework):
+        every = list(calls(framework))  # their modules try derivatives while they load
+    with warnings.catch_warnings(), get_platform().no_grad():
+        warnings.simplefilter("ignore")
+        for call in every:
             row = _row(call)
             own = rules[call.rule]["calls"]
             # Many calls differ in what does not matter here: the first one speaks for them.

@@ -7,7 +7,11 @@ simple and right, three things are translated before a rule is asked, and its an
   plain. A tensor whose order fits no common one is seen in the common order; where the rule's wish differs from how the
   tensor really lies, it is moved like any other.
 * A Partial that is no sum or average, and a RaggedShard, are seen as Replicate: so they are reduced, or gathered, first. But
-  what works on runs as they lie (:mod:`hp_dtensor.rules_of_runs`) is not asked for.
+  what works on runs as they lie (:mod:`hp_dtensor.rules_of_runs`) is not asked for. And where a rule gives the values of one
+  tensor other places, or repeats or leaves out some (``Rule.views``), any Partial goes through as a sum does, since each
+  element is reduced by itself; zeros that ranks hold for others' parts reduce to zeros. Operations that change values do not
+  carry a maximum, also where they are monotone: what they round to equal values would tie, and share a gradient that belongs
+  to one.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hp_dtensor.cuts import Stack, stacks_of, with_stacks
-from hp_dtensor.placements import REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
+from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, RaggedShard, Shard, StridedShard
 from hp_dtensor.rules.registry import Outcome, Result, Rule
 from hp_dtensor.rules_of_runs import of_runs
 from hp_dtensor.spec import Mesh, Spec, make_spec
@@ -34,12 +38,15 @@ def ask(rule: Rule, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
     found = of_runs(rule, given, kwargs)
     if found is not None:
         return found
+    kinds = _carried(rule, given)
     view = _View(specs[0].mesh, _common_order(specs))
     seen = [tuple(map(view.seen, arg)) if isinstance(arg, tuple) else view.seen(arg) for arg in given]
+    if kinds:
+        seen[0] = view.seen(given[0], kinds)
     outcome = rule.plan(*seen, **kwargs)
     wishes = [*outcome.inputs, *[None] * (len(given) - len(outcome.inputs))]
     outputs = outcome.outputs
-    return replace(
+    answer = replace(
         outcome,
         inputs=tuple(
             view.wishes(spec, as_seen, wish) for spec, as_seen, wish in zip(given, seen, wishes, strict=True)
@@ -47,6 +54,32 @@ def ask(rule: Rule, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
         output=None if outcome.output is None else view.real(outcome.output, len(outcome.shape)),
         outputs=None if outputs is None else tuple(map(view.result, outputs)),
     )
+    return _with_kinds(answer, kinds) if kinds else answer
+
+
+def _carried(rule: Rule, given: Sequence[Any]) -> dict[int, Placement]:
+    """The Partials, by mesh dim, that go through though they are no sums: of one tensor whose values only get other places."""
+    first, *others = given
+    if not rule.views or not isinstance(first, Spec):
+        return {}
+    if any(_is_special(p) for x in others if isinstance(x, Spec) for p in x.placements):
+        return {}
+    return {i: p for i, p in enumerate(first.placements) if isinstance(p, Partial) and not p.is_linear}
+
+
+def _with_kinds(outcome: Outcome, kinds: Mapping[int, Placement]) -> Outcome:
+    """The answer for a sum as that for the Partials that it stood for."""
+
+    def real(placements: Any) -> Any:
+        if placements is None:
+            return None
+        return tuple(kinds.get(i, p) if p.is_partial() else p for i, p in enumerate(placements))
+
+    outputs = outcome.outputs
+    if outputs is not None:
+        outputs = tuple(None if r is None else replace(r, placements=real(r.placements)) for r in outputs)
+    inputs = (real(outcome.inputs[0]), *outcome.inputs[1:])
+    return replace(outcome, inputs=inputs, output=real(outcome.output), outputs=outputs)
 
 
 def _is_special(placement: Placement) -> bool:
@@ -80,8 +113,8 @@ class _View:
     mesh: Any
     order: tuple[int, ...]
 
-    def seen(self, spec: Any) -> Any:
-        """The spec as the rule gets it."""
+    def seen(self, spec: Any, as_sums: Mapping[int, Placement] | None = None) -> Any:
+        """The spec as the rule gets it; along the mesh dims ``as_sums`` it stands as a sum."""
         if not isinstance(spec, Spec):
             return spec
         placements: list[Placement] = []
@@ -90,7 +123,8 @@ class _View:
             if isinstance(own, StridedShard):
                 placements.append(Shard(own.dim))
             else:
-                placements.append(REPLICATE if _is_special(own) else own)
+                stands = PARTIAL if as_sums and mesh_dim in as_sums else REPLICATE
+                placements.append(stands if _is_special(own) else own)
         return make_spec(_ordered(spec.mesh, self.order), placements, spec.shape)
 
     def wishes(self, spec: Any, as_seen: Any, wish: Any) -> Any:
