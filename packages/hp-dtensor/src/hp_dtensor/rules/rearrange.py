@@ -1,6 +1,12 @@
 """Values that move or repeat within a tensor: repeat, tile, roll, flip, rotations, padding. Linear.
 
 A dim along which they move is joined first; all others stay as they are cut.
+
+[Note: what joining costs] Less could move only where the length of the dim stays: roll by k hands k elements over each boundary
+between chunks, flip hands every chunk to one other rank. That is an exchange between pairs of ranks, forward and backward, which
+rules do not have: they compute on pieces, gather and reduce. Where the length changes (pad, repeat, and cat and split in
+:mod:`hp_dtensor.rules.join` and :mod:`hp_dtensor.rules.split`), so does the size of the chunks, and with it every boundary:
+nearly all elements change ranks.
 """
 
 from __future__ import annotations
