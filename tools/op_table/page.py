@@ -25,7 +25,8 @@ The table is for a mesh of two ranks. `S(d)` is `Shard(d)`, `R` is `Replicate()`
 truth value that all ranks get. `S(0) → P` needs no communication. `S(0) → R 50%` does: each rank sends bytes of 50% of the size of
 the whole tensor, as a ring does it: gathering a tensor over two ranks is 50%, reducing a sum 100%. Moves of the
 inputs and collectives inside of the operation count, those of the backward pass do not. Every placement of every tensor is taken;
-all-`R` calls move nothing and are left out. Other kinds of `Partial` are reduced first, but for averages where the operation is linear.
+all-`R` calls move nothing and are left out. Other kinds of `Partial` are reduced first, but for averages where the operation is
+linear, and for all kinds where it only gives the values of one tensor other places (views and their kin).
 
 For several tensors the combinations that move nothing are listed, and the others counted.
 
