@@ -86,6 +86,7 @@ DIFFERENT: dict[str, dict[str, str]] = {
         **dict.fromkeys(["S0 P", "S1 P", "P S0", "P S1"], _CARRIES),
         **dict.fromkeys(["S0 S1", "S1 S0"], _KEEPS),
     },
+    "where": {**dict.fromkeys(["R P", "P R", "P S0", "P S1"], _CARRIES), "P P": _KEEPS},
     "slice": {"S1": _KEEPS},
     "tril": dict.fromkeys(["S0", "S1", "P"], _KEEPS),
     "mlp": {
