@@ -16,7 +16,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign softshrink hardshrink tanhshrink threshold hardtanh
     hardsigmoid hardswish logsigmoid
     long int short bool char byte
-    _C._VariableFunctions.fill bitwise_left_shift __lshift__ __rlshift__ bitwise_right_shift __rshift__ __rrshift__
+    bitwise_left_shift __lshift__ __rlshift__ bitwise_right_shift __rshift__ __rrshift__
     igamma igammac gammainc gammaincc gammaln mvlgamma multigammaln polygamma psi zeta entr erfcx expit i0e i1 i1e log_ndtr ndtr
     ndtri xlog1py airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0
     modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 chebyshev_polynomial_t

@@ -32,6 +32,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     "searchsorted": "searchsorted",
     "bucketize": "bucketize",
     "copy_": "copy_",
+    "fill": "_C._VariableFunctions.fill",
     "fill_": "fill_",
     "zero_": "zero_",
     # MindSpore's Tensor.equal compares element by element.

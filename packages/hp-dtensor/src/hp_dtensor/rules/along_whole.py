@@ -9,8 +9,8 @@ from typing import Any
 
 from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Shard
-from hp_dtensor.rules.along import SUMS, checked_keepdim, dim_of, dims_of, dropped, lying, shape_without
-from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled, local_shape
+from hp_dtensor.rules.along import SUMS, checked_keepdim, dim_of, dims_of, lying, shape_without
+from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
 from hp_dtensor.rules.registry import Outcome, Placements, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -59,13 +59,16 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
     more = [t for t in (prepend, append) if t is not None]
     if not all(isinstance(t, Spec) for t in more):
         raise ValueError("prepend and append of diff are tensors")
+    if not n:  # what stands before and behind is not looked at then
+        as_it_is: Callable[..., Any] = lambda function: lambda local, *_: function(local, 0, dim)  # noqa: E731
+        return Outcome((x.placements,), x.placements, x.shape, around=as_it_is)
     size = max(0, x.shape[at] + sum(t.shape[at] for t in more) - n)
     if not more:
-        lies = lying(x, (at,), SUMS if n else ())
+        lies = lying(x, (at,), SUMS)
         return Outcome((lies,), lies, _resized(x.shape, at, size))
     labels = tuple("" if i == at else f"dim {i}" for i in range(len(x.shape)))
     places = [(0, x), *((i, t) for i, t in ((3, prepend), (4, append)) if t is not None)]
-    operands = [Operand(place, t, labels, Role.PLAIN) for place, t in places]
+    operands = [Operand(place, t, labels, Role.SUMMAND if place else Role.FACTOR) for place, t in places]
     return labelled(operands, [Labelled(labels, _resized(x.shape, at, size))])
 
 
@@ -73,17 +76,20 @@ def _areas(name: str, shrinks: bool) -> None:
     @rule(name, params=("y", ("x", None)))
     def plan(y: Any, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Outcome:
         at = _at(y, dim, name)
-        lies = lying(y, (at,), SUMS if x is None else ())
-        wishes: tuple[Any, ...] = (lies,)
+        names = tuple("" if i == at else f"dim {i}" for i in range(len(y.shape)))
+        operands = [Operand(0, y, names)]
         if isinstance(x, Spec):
             if x.shape != y.shape and len(x.shape) != 1:
                 raise ValueError(f"the places of {name} have shape {y.shape} or one dim, got {x.shape}")
-            wishes = (lies, lies if x.shape == y.shape and len(x.shape) > 1 else (REPLICATE,) * len(lies))
+            operands.append(Operand(1, x, names if len(x.shape) == len(y.shape) else ("",)))
         if not shrinks:
-            return Outcome(wishes, dropped(lies, (at,), False), shape_without(y.shape, (at,), False))
-        return Outcome(wishes, lies, _resized(y.shape, at, max(0, y.shape[at] - 1)))
+            rest = (*names[:at], *names[at + 1 :])
+            return labelled(operands, [Labelled(rest, shape_without(y.shape, (at,), False))])
+        return labelled(operands, [Labelled(names, _resized(y.shape, at, max(0, y.shape[at] - 1)))])
 
-    plan.__doc__ = f"{name}: areas under ``y`` along a dim, by trapezoids. Linear in ``y``."
+    plan.__doc__ = (
+        f"{name}: areas under ``y`` along a dim, by trapezoids. Linear in ``y``, and in the places ``x``."
+    )
 
 
 _areas("trapezoid", False)
@@ -98,22 +104,29 @@ def quantile(
     dims = dims_of(dim, len(x.shape))
     if isinstance(q, Spec) and len(q.shape) > 1:
         raise ValueError(f"q is a number or a vector of numbers, got shape {q.shape}")
+    names = tuple("" if i in dims else f"dim {i}" for i in range(len(x.shape)))
+    operands = [Operand(0, x, names, Role.PLAIN)]
+    of_q: Labels = ()
+    if isinstance(q, Spec):
+        of_q = ("q",) * len(q.shape)
+        operands.append(Operand(1, q, of_q, Role.PLAIN))
     count = q.shape if isinstance(q, Spec) else ()
-    lies = lying(x, dims)
     shape = (*count, *shape_without(x.shape, dims, checked_keepdim(keepdim)))
-    output = dropped(lies, dims, keepdim)
-    if count:
-        output = tuple(Shard(p.dim + 1) if isinstance(p, Shard) else p for p in output)
-    wishes: tuple[Any, ...] = (lies, (REPLICATE,) * len(lies)) if isinstance(q, Spec) else (lies,)
-    found = Outcome(wishes, output, shape)
-    own = local_shape(x, output, shape)
-    if 0 not in local_shape(x, lies) or 0 in x.shape:
+    left = tuple(name for i, name in enumerate(names) if keepdim or i not in dims)
+    found = labelled(operands, [Labelled((*of_q, *left), shape)])
+    assert found.output is not None
+    own = local_shape(x, found.output, shape)
+    if (
+        all(0 not in local_shape(t, lies) for t, lies in zip((x, q), found.inputs, strict=False))
+        or 0 in x.shape
+    ):
         return found
 
-    def run(local: Tensor, *_: Any, **__: Any) -> Tensor:
+    def run(local: Tensor, *rest: Any, **_: Any) -> Tensor:
         # See [Note: empty pieces] in hp_dtensor.no_elements: the kernel refuses them.
         platform = get_platform()
-        return zeros_from(platform.zeros(own, local.dtype, platform.device_of(local)), [local])
+        tensors = [local, *(t for t in rest[:1] if platform.is_tensor(t))]
+        return zeros_from(platform.zeros(own, local.dtype, platform.device_of(local)), tensors)
 
     return replace(found, run=run)
 
@@ -179,11 +192,20 @@ _of_variables("corrcoef")
 
 @rule("put", params=("input", "index", "source", ("accumulate", False)))
 def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Outcome:
-    """Values written at places of the flattened whole. All is joined: the places run over the whole."""
+    """Values written at places of the flattened whole. The target is joined: the places run over the whole.
+
+    What is only added may come in parts: where the places are cut, every rank adds its own, and the results are summands.
+    """
     if not (isinstance(index, Spec) and isinstance(source, Spec)):
         raise ValueError("put takes tensors for index and source")
-    whole = (REPLICATE,) * len(x.placements)
-    return Outcome((whole, whole, whole), whole, x.shape)
+    of_x, of_values = (Role.SUMMAND, Role.FACTOR) if accumulate else (Role.PLAIN, Role.PLAIN)
+    names = numbered("place", len(index.shape)) if accumulate and index.shape == source.shape else None
+    operands = [
+        Operand(0, x, ("",) * len(x.shape), of_x),
+        Operand(1, index, names or ("",) * len(index.shape), Role.PLAIN),
+        Operand(2, source, names or ("",) * len(source.shape), of_values),
+    ]
+    return labelled(operands, [Labelled(("",) * len(x.shape), x.shape)])
 
 
 def _of_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -194,15 +216,18 @@ def _of_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
 
 @rule("block_diag", normalise=_of_list)
 def block_diag(xs: Any, is_list: bool) -> Outcome:
-    """Matrices along the diagonal of a large one. They are joined, and every rank has the result."""
+    """Matrices along the diagonal of a large one. They are joined, and every rank has the result. Linear in all at once."""
     specs = [x for x in xs if isinstance(x, Spec)]
     if len(specs) != len(xs) or any(len(x.shape) > 2 for x in specs):
         raise ValueError("block_diag takes tensors with at most two dims")
-    whole = (REPLICATE,) * len(specs[0].placements)
+    operands = [
+        Operand((0, i), x, ("",) * len(x.shape), Role.SUMMAND if i else Role.FACTOR)
+        for i, x in enumerate(specs)
+    ]
     sizes = [(1, 1, *x.shape)[-2:] for x in specs]
     shape = (sum(n for n, _ in sizes), sum(n for _, n in sizes))
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensors, _: function(tensors) if is_list else function(*tensors)
 
-    return Outcome(((whole,) * len(specs),), whole, shape, around=around)
+    return replace(labelled(operands, [Labelled(("", ""), shape)]), around=around)

@@ -1,4 +1,7 @@
-"""Distances of vectors: of pairs, of all pairs, of two whole tensors. Every rank has whole vectors."""
+"""Distances of vectors: of pairs, of all pairs, of two whole tensors.
+
+Every rank has whole vectors, but where their elements are only added up (p = 1): then the distances are summands.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.placements import REPLICATE, Shard
+from hp_dtensor.placements import PARTIAL, REPLICATE, Shard
 from hp_dtensor.rules.along import checked_keepdim
 from hp_dtensor.rules.elementwise import broadcast_shape, pointwise
 from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
@@ -33,11 +36,13 @@ def pairwise_distance(x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdim
     output = both.output
     assert output is not None
     last = Shard(len(shape) - 1)
+    size = (*shape[:-1], 1) if checked_keepdim(keepdim) else shape[:-1]
+    if p == 1:
+        return Outcome(both.inputs, tuple(PARTIAL if out == last else out for out in output), size)
 
     def whole_vectors(lies: Placements) -> Placements:
         return tuple(REPLICATE if out == last else own for own, out in zip(lies, output, strict=True))
 
-    size = (*shape[:-1], 1) if checked_keepdim(keepdim) else shape[:-1]
     return Outcome(tuple(map(whole_vectors, both.inputs)), whole_vectors(output), size)
 
 
@@ -56,7 +61,7 @@ def cdist(
     batch = broadcast_shape((x.shape[:-2], y.shape[:-2])) if len(x.shape) + len(y.shape) > 4 else ()
     labels = numbered("batch", len(batch))
     operands = [
-        Operand(i, t, (*aligned(t.shape[:-2], batch, labels), name, ""), Role.PLAIN)
+        Operand(i, t, (*aligned(t.shape[:-2], batch, labels), name, "element" if p == 1 else ""), Role.PLAIN)
         for i, (t, name) in enumerate(((x, "row"), (y, "column")))
     ]
     result = Labelled((*labels, "row", "column"), (*batch, x.shape[-2], y.shape[-2]))

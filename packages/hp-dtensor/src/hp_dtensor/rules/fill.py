@@ -1,4 +1,4 @@
-"""A whole tensor written in place: fill_, zero_, copy_. The target stays as it lies."""
+"""A whole tensor written: in place by fill_, zero_, copy_, where the target stays as it lies, and fill anew."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ def fill_(x: Any, value: Any) -> Outcome:
         return lambda local, _: kernel(local, 0)
 
     return Outcome((x.placements,), x.placements, x.shape, around=around if zeros else None)
+
+
+@rule("fill", params=("input", "value"))
+def fill(x: Any, value: Any) -> Outcome:
+    """One value everywhere, in a new tensor that is cut as ``x``. Linear in the value; that of ``x`` does not count."""
+    if not isinstance(value, Spec):
+        return Outcome((), tuple(p if isinstance(p, Shard) else REPLICATE for p in x.placements), x.shape)
+    if value.shape:
+        raise ValueError(f"fill takes a number or a 0-d tensor, got shape {value.shape}")
+    pairs = list(zip(x.placements, value.placements, strict=True))
+    of_value = tuple(REPLICATE if isinstance(p, Shard) else own for p, own in pairs)
+    output = tuple(p if isinstance(p, Shard) else own for p, own in pairs)
+    return Outcome((None, of_value), output, x.shape)
 
 
 @rule("zero_", params=("input",), in_place=True)

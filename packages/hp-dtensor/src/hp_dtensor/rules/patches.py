@@ -1,7 +1,7 @@
 """Places of images that move, by batches and channels: pixel shuffles, patches, sampling at points, grids, unpooling.
 
-Places are joined. Channels stay cut where a cut falls between the groups that an operation makes of them. All are linear in
-the image.
+Places are joined, but where pixel shuffles find them cut evenly. Channels stay cut where a cut falls between the groups that an
+operation makes of them. All are linear in the image.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Outcome:
     *batch, channels, height, width = x.shape
     if channels % (r * r):
         raise ValueError(f"pixel_shuffle by {r} needs channels in groups of {r * r}, got shape {x.shape}")
-    labels: Labels = (*numbered("batch", len(batch)), "channel", "", "")
+    labels: Labels = (*numbered("batch", len(batch)), "channel", "row", "column")
     result = Labelled(labels, (*batch, channels // (r * r), height * r, width * r))
-    return linear_in_first([Operand(0, x, labels)], result, {"channel": channels // (r * r)})
+    evenly = {"channel": channels // (r * r), "row": height, "column": width}
+    return linear_in_first([Operand(0, x, labels)], result, evenly)
 
 
 @rule("pixel_unshuffle", params=("input", "downscale_factor"))
@@ -75,9 +76,10 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Outcome:
     *batch, channels, height, width = x.shape
     if height % r or width % r:
         raise ValueError(f"pixel_unshuffle by {r} needs places that {r} divides, got shape {x.shape}")
-    labels: Labels = (*numbered("batch", len(batch)), "channel", "", "")
+    labels: Labels = (*numbered("batch", len(batch)), "channel", "row", "column")
     result = Labelled(labels, (*batch, channels * r * r, height // r, width // r))
-    return linear_in_first([Operand(0, x, labels)], result, {"channel": channels})
+    evenly = {"channel": channels, "row": height // r, "column": width // r}
+    return linear_in_first([Operand(0, x, labels)], result, evenly)
 
 
 @rule("channel_shuffle", params=("input", "groups"))

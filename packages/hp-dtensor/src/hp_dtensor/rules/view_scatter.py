@@ -1,6 +1,6 @@
 """Copies of a tensor with a part of it written anew: what views would do in place. And memory read by strides.
 
-The dims that a part is taken of are joined on both tensors; they stay cut alike along all others.
+The dims that a part is taken of are joined on both tensors; they stay cut alike along all others. Linear in both at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _written(
     if src.shape != wanted:
         raise ValueError(f"src must have the shape {wanted} of the part that it replaces, got {src.shape}")
     labels = tuple("" if i in whole else f"dim {i}" for i in range(len(x.shape)))
-    operands = [Operand(0, x, labels, Role.PLAIN), Operand(1, src, of_src, Role.PLAIN)]
+    operands = [Operand(0, x, labels, Role.SUMMAND), Operand(1, src, of_src, Role.FACTOR)]
     return labelled(operands, [Labelled(labels, x.shape)])
 
 
@@ -56,8 +56,11 @@ def slice_scatter(
     if step < 1:
         raise ValueError(f"step must be above 0, got {step}")
     count = len(range(*slice(start, end, step).indices(x.shape[at])))
-    names = tuple("" if i == at else f"dim {i}" for i in range(len(x.shape)))
-    found = _written(x, src, {at}, (*x.shape[:at], count, *x.shape[at + 1 :]), names)
+    parts = {at}
+    if step == 1 and count == x.shape[at]:  # all of it, of every piece
+        parts, start, end = set(), None, None
+    names = tuple("" if i in parts else f"dim {i}" for i in range(len(x.shape)))
+    found = _written(x, src, parts, (*x.shape[:at], count, *x.shape[at + 1 :]), names)
     # Placed by position, since one rank's arguments are those of the whole.
     return replace(found, around=lambda function: lambda y, part, *_: function(y, part, at, start, end, step))
 
