@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, mint, ops
+from mindspore import Parameter, Tensor, mint, ops
 
-from hp_dtensor import Shard, distribute_tensor
+from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, distributed
 
@@ -33,6 +33,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "squared errors": lambda x, flags: ops.mse_loss(x, x * 2),
     "cumsum": lambda x, flags: ops.cumsum(x, 0),
     "cumprod": lambda x, flags: ops.cumprod(x, 0),
+    "cumprod of those before": lambda x, flags: ops.CumProd(exclusive=True)(x, 0),
+    "cumprod from the end": lambda x, flags: ops.CumProd(reverse=True)(x, 0),
+    "cumprod of those behind": lambda x, flags: ops.CumProd(exclusive=True, reverse=True)(x, 1),
     "cummax": lambda x, flags: ops.cummax(x, 0),
 }
 
@@ -46,3 +49,22 @@ def test_functions_give_the_values_of_the_unsharded_tensors(world: World) -> Non
         found = call(*(distribute_tensor(part, mesh, [Shard(0)]) for part in (x, x > 0.5)))
         for own, expected in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, whole)), strict=True):
             assert_parity(own.full_tensor(), expected, rtol=TOLERANCE, atol=TOLERANCE, name=name)
+
+
+@distributed(world_size=2, backends="mindspore")
+def test_the_gradient_of_a_running_product_is_right_where_elements_are_zero(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    x = np.array([[2.0, 0.5, 0.0], [0.0, -3.0, 0.0], [4.0, 0.0, 2.0], [0.0, 5.0, 3.0], [7.0, 2.0, 4.0]])
+    weights = np.arange(15.0).reshape(5, 3) + 1
+    # By the definition: the derivative of a product by one factor is the product of the others.
+    expected = np.zeros_like(x)
+    for i in range(5):
+        for j in range(i, 5):
+            expected[i] += weights[j] * np.prod(np.delete(x[: j + 1], i, axis=0), axis=0)
+    for call in (lambda x: x.cumprod(0), lambda x: ops.cumprod(x, 0), lambda x: ops.CumProd()(x, 0)):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            leaf = Parameter(distribute_tensor(Tensor(x), mesh, [placement]))
+            y = call(leaf)
+            assert_parity(y.detach(), Tensor(np.cumprod(x, axis=0)), exact=True)
+            (y * distribute_tensor(Tensor(weights), mesh, [Replicate()])).sum().backward()
+            assert_parity(leaf.grad, Tensor(expected), atol=1e-12, name=f"{placement}")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, dtype, mint, nn, ops
 
-from hp_dtensor import Replicate, Shard, distribute_tensor, random
+from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor, random
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, distributed
 
@@ -64,6 +64,9 @@ def test_tensors_like_another_are_the_same_for_every_sharding(world: World) -> N
         "mint randint_like": lambda x: mint.randint_like(x, 2, 9),
         "mint bernoulli": mint.bernoulli,
         "ops bernoulli": lambda x: ops.bernoulli(x, 0.25),
+        "ops rand_like": ops.rand_like,
+        "ops randn_like": lambda x: ops.randn_like(x, dtype=dtype.float64),
+        "ops randint_like": lambda x: ops.randint_like(x, 2, 9, dtype=dtype.int32),
     }
     for name, call in calls.items():
         found = []
@@ -74,11 +77,17 @@ def test_tensors_like_another_are_the_same_for_every_sharding(world: World) -> N
             found.append(y.full_tensor())
         for other in found[1:]:
             assert_parity(other, found[0], exact=True, name=name)
-    random.manual_seed(7)
-    drawn = mint.rand_like(distribute_tensor(Tensor(X), mesh, [Shard(0)]))
+    x = distribute_tensor(Tensor(X), mesh, [Shard(0)])
     random.manual_seed(7)
     expected = random.rand(5, 3, dtype="float64")
-    assert_parity(drawn, expected, exact=True)
+    for call in (mint.rand_like, ops.rand_like):
+        random.manual_seed(7)
+        assert_parity(call(x), expected, exact=True)
+    assert not isinstance(ops.rand_like(Tensor(X)), DTensor)
+    with pytest.raises(ValueError, match="leave seed out"):
+        ops.rand_like(x, 3)
+    with pytest.raises(ValueError, match="must be one of ints, got Float64"):
+        ops.randint_like(x, 2, 9)
 
 
 @distributed(2, backends="mindspore")
@@ -91,6 +100,7 @@ def test_constants_like_another_lie_as_it_does(world: World) -> None:
         "ops ones_like": (ops.ones_like(x), 1),
         "mint ones_like": (mint.ones_like(x), 1),
         "mint full_like": (mint.full_like(x, 2.5), 2.5),
+        "ops full_like": (ops.full_like(x, 2.5), 2.5),
         "mint empty_like": (mint.empty_like(x) * 0, 0),
     }
     for name, (y, value) in calls.items():

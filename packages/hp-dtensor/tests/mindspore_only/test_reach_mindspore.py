@@ -33,7 +33,7 @@ NOT_CALLED = """
 """
 """What Python itself calls, what gives an answer of its own, writes files, or ends the process for odd arguments."""
 SHAPE_ONLY = """
-    ops.full_like ops.isreal ops.rand_like ops.randn_like ops.randint_like ops.max ops.min ops.hann_window
+    ops.isreal ops.max ops.min ops.hann_window
 """
 """Functions in Python that ask the tensor for its shape and dtype, which are those of the whole, or for nothing at all.
 

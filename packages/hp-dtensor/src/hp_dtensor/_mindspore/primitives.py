@@ -8,6 +8,7 @@ from typing import Any
 from mindspore.ops import Primitive
 
 from hp_dtensor import _names
+from hp_dtensor._mindspore.composed.along import cumprod
 from hp_dtensor.rules import RULES
 from hp_platform import get_platform
 
@@ -23,8 +24,13 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "matmul": get_platform().matmul,
     "__matmul__": get_platform().matmul,
     "clone": get_platform().clone,
+    "cumprod": cumprod,
 }
-"""What runs instead of MindSpore's own: its products of small shapes have wrong gradients, and clone has no kernel on cpu."""
+"""What runs instead of MindSpore's own.
+
+Its products of small shapes have wrong gradients, clone has no kernel on cpu, and the gradient of cumprod divides by the
+elements.
+"""
 
 
 def understood(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Call:

@@ -18,6 +18,7 @@ from typing import Any
 import mindspore
 
 from hp_dtensor._mindspore.checkpoint import CheckpointMethods
+from hp_dtensor._mindspore.likes import define_likes
 from hp_dtensor._mindspore.methods import define_methods, dtensors
 from hp_dtensor._mindspore.parameter import ParameterMethods
 from hp_dtensor._mindspore.primitives import TABLE, understood
@@ -127,3 +128,4 @@ dispatch = build_dispatch(DTensor, DTensor._wrap)
 define_methods(DTensor, dispatch)
 _private.watch_constructor(_refuse_copy)
 _private.stack_tuples()
+define_likes()

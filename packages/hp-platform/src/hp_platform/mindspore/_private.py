@@ -6,8 +6,10 @@ of its doors are private. No other file of the backend touches a name with a lea
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -161,6 +163,19 @@ def stack_tuples() -> None:
 def _stacked(primitive: Any, tensors: Any) -> Any:
     given = tuple(tensors) if isinstance(tensors, list) else tensors
     return mindspore.ops.Primitive.__call__(primitive, given)
+
+
+def wrap_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let ``around(function)`` stand for ``mindspore.ops.<name>``, in every module of MindSpore that holds it.
+
+    For functions in Python that ask a tensor for its shape and dtype only, so that nothing of them dispatches. Who imported
+    the function by name before has the old one.
+    """
+    function = getattr(mindspore.ops, name)
+    wrapped = functools.wraps(function)(around(function))
+    for module in [module for key, module in sys.modules.items() if key.partition(".")[0] == "mindspore"]:
+        if vars(module).get(name) is function:
+            setattr(module, name, wrapped)
 
 
 # --- cells

@@ -55,6 +55,23 @@ def logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     )
 
 
+def cumprod(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """Products of all before and itself, whose gradient is right where elements are 0.
+
+    MindSpore's own gradient divides by the elements: NaN and infinities there, on every device. With a gradient the products
+    are those of pairs, pairs of pairs and so on (Hillis and Steele, 1986), whose gradients only multiply.
+    """
+    platform = get_platform()
+    if not (platform.is_grad_enabled() and platform.requires_grad(x)):
+        return ops.cumprod(x, dim, dtype)
+    y = x if dtype is None else x.astype(dtype)
+    dim, step, n = dim % x.ndim, 1, x.shape[dim]
+    while step < n:
+        pairs = platform.narrow(y, dim, step, n - step) * platform.narrow(y, dim, 0, n - step)
+        y, step = platform.cat([platform.narrow(y, dim, 0, step), pairs], dim), 2 * step
+    return y
+
+
 def moment(x: Tensor, dim: Any, correction: float, keepdim: bool, is_root: bool) -> Tensor:
     """Variance or standard deviation over dims (None: all)."""
     platform = get_platform()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import ops
+from mindspore import mint, ops
 
 from hp_dtensor._mindspore.composed import along as composed
 from hp_dtensor._mindspore.dtypes import dtype_of
@@ -84,6 +84,17 @@ def _cumsum(operation: Operation, x: Any, dim: int, dtype: Any = None) -> Any:
         return ops.cumsum(own.astype(dtype_of(rest[0])) if rest else own, dim)
 
     return operation.follow("cumsum", local, x, dim, *(() if dtype is None else (dtype,)))
+
+
+@spelling("cumulative", "CumProd")
+def _cumprod(operation: Operation, x: Any, dim: int, exclusive: bool = False, reverse: bool = False) -> Any:
+    if reverse:
+        return ops.flip(_cumprod(operation, ops.flip(x, (dim,)), dim, exclusive), (dim,))
+    if exclusive:
+        n = x.shape[dim]
+        before = mint.narrow(_cumprod(operation, x, dim), dim, 0, n - 1)
+        return mint.cat([mint.ones_like(mint.narrow(x, dim, 0, 1)), before], dim)
+    return operation.follow("cumulative", composed.cumprod, x, dim)
 
 
 @spelling("logsumexp", "LogSumExp")
