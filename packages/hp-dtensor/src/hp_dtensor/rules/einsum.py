@@ -6,9 +6,9 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from hp_dtensor.rules.contraction import of_nothing
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, contracts_nothing, labelled
-from hp_dtensor.rules.matmul import of_nothing
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 

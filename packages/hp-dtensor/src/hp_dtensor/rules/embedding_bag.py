@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hp_dtensor.rules.embedding import check_options
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role
 from hp_dtensor.rules.patches import linear_in_first
 from hp_dtensor.rules.registry import Outcome, rule
@@ -38,12 +39,7 @@ def embedding_bag(
     """
     if not (isinstance(ids, Spec) and isinstance(weight, Spec) and len(weight.shape) == 2):
         raise ValueError(f"embedding_bag takes ids and a weight (num, dim), got {ids} and {weight}")
-    if max_norm is not None:
-        raise ValueError(
-            "max_norm would change the weight in forward: normalise it after the optimizer's step instead"
-        )
-    if sparse:
-        raise ValueError("sparse gradients have no placements: leave sparse out")
+    check_options(max_norm, sparse)
     has_offsets = isinstance(offsets, Spec)
     if len(ids.shape) != (1 if has_offsets else 2):
         raise ValueError(
@@ -51,7 +47,10 @@ def embedding_bag(
         )
     # How often an id occurs counts over all of them.
     bag = "" if has_offsets or scale_grad_by_freq else "bag"
-    of_ids: Labels = ("",) if has_offsets else (bag, "")
+    # A sum of some of a bag is a summand of that of all.
+    of_ids: Labels = (
+        ("",) if has_offsets else (bag, "member" if mode == "sum" and not scale_grad_by_freq else "")
+    )
     count = offsets.shape[0] - bool(include_last_offset) if has_offsets else ids.shape[0]
     operands = [
         Operand(1, weight, ("", "dim"), Role.PLAIN if mode == "max" else Role.FACTOR),
@@ -64,5 +63,5 @@ def embedding_bag(
             raise ValueError(
                 f"per_sample_weights have the shape {ids.shape} of ids, got {per_sample_weights}"
             )
-        operands.append(Operand(8, per_sample_weights, of_ids, Role.PLAIN))
+        operands.append(Operand(8, per_sample_weights, of_ids))
     return linear_in_first(operands, Labelled((bag, "dim"), (count, weight.shape[1])))

@@ -1,4 +1,4 @@
-"""Elements looked up by number: gather, index_select, embedding and their kin.
+"""Elements looked up by number: gather, index_select and their kin.
 
 Where the dim that is looked up in is cut, every rank looks up what it has and gives zeros for the rest: a summand of the
 result, which is less to move than the table. Where the numbers are cut, so is the result.
@@ -47,22 +47,24 @@ def looked_up(local: Tensor, dim: int, at: Tensor, offset: int, size: int, n: in
         return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
     mine, own = own_numbers(at, offset, size, n)
     index = (*(slice(None),) * dim, own)
-    return _masked(local[index], mine, dim)
+    return zero_elsewhere(local[index], mine, dim)
 
 
-def _masked(y: Tensor, mine: Tensor, dim: int) -> Tensor:
+def zero_elsewhere(y: Tensor, mine: Tensor, dim: int) -> Tensor:
+    """``y`` with zeros where a number is not this rank's; the dims of the numbers begin at ``dim``."""
     platform = get_platform()
     mine = platform.reshape(mine, (*mine.shape, *(1,) * (len(y.shape) - dim - len(mine.shape))))
     return platform.where(mine, y, platform.zeros_like(y))
 
 
-def _block(x: Spec, outcome: Outcome, position: int, dim: int) -> tuple[int, int]:
+def own_block(x: Spec, outcome: Outcome, position: int, dim: int) -> tuple[int, int]:
     """Offset and size of this rank's piece of a dim, as the operation gets it."""
     sizes, offsets = local_block(x.shape, outcome.inputs[position], x.mesh.shape, x.mesh.get_coordinate())
     return offsets[dim], sizes[dim]
 
 
-def _is_cut(outcome: Outcome, position: int, dim: int) -> bool:
+def is_cut(outcome: Outcome, position: int, dim: int) -> bool:
+    """Whether the operation gets pieces of a dim of an argument."""
     return any(p.is_shard(dim) for p in outcome.inputs[position])
 
 
@@ -94,9 +96,9 @@ def index_select(x: Any, dim: int, index: Any) -> Outcome:
         [result],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
     )
-    if not _is_cut(found, 0, at):
+    if not is_cut(found, 0, at):
         return found
-    offset, size = _block(x, found, 0, at)
+    offset, size = own_block(x, found, 0, at)
 
     def run(local: Tensor, _: int, numbers: Tensor) -> Tensor:
         numbers = get_platform().reshape(numbers, (-1,))
@@ -122,9 +124,9 @@ def slices_at(x: Any, indices: Any, dim: int = 0, batch_dims: int = 0) -> Outcom
         [result],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
     )
-    if not _is_cut(found, 0, at):
+    if not is_cut(found, 0, at):
         return found
-    offset, size = _block(x, found, 0, at)
+    offset, size = own_block(x, found, 0, at)
 
     def run(local: Tensor, numbers: Tensor, *_: Any) -> Tensor:
         return looked_up(local, at, numbers, offset, size, x.shape[at])
@@ -157,9 +159,9 @@ def _gathered(x: Spec, at: int, index: Spec) -> Outcome:
         [Labelled(of_index, index.shape)],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)] if x.shape else (),
     )
-    if not x.shape or not _is_cut(found, 0, at):
+    if not x.shape or not is_cut(found, 0, at):
         return found
-    offset, size = _block(x, found, 0, at)
+    offset, size = own_block(x, found, 0, at)
 
     def around(kernel: Any) -> Any:
         def run(local: Tensor, dim: int, numbers: Tensor, **kwargs: Any) -> Tensor:
@@ -209,97 +211,3 @@ def take(x: Any, index: Any) -> Outcome:
     """Elements of the flattened whole."""
     check_index(index)
     return _anywhere(x, index, index.shape, numbered("index", len(index.shape)))
-
-
-@rule(
-    "embedding",
-    params=(
-        "input",
-        "weight",
-        ("padding_idx", None),
-        ("max_norm", None),
-        ("norm_type", 2.0),
-        ("scale_grad_by_freq", False),
-        ("sparse", False),
-    ),
-)
-def embedding(
-    ids: Any,
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: Any = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Outcome:
-    """Rows of ``weight (num, dim)`` at ``ids``; the result of cut ids, or of a weight with cut columns, is cut likewise.
-
-    Of a weight with cut rows every rank looks up its own: a summand.
-    """
-    if not (isinstance(ids, Spec) and isinstance(weight, Spec)):
-        raise ValueError("embedding needs tensors for ids and weight")
-    if len(weight.shape) != 2:
-        raise ValueError(f"the weight of an embedding has two dims, got shape {weight.shape}")
-    if max_norm is not None:
-        raise ValueError(
-            "max_norm would change the weight in forward: normalise it after the optimizer's step instead"
-        )
-    if sparse:
-        raise ValueError("sparse gradients have no placements: leave sparse out")
-    rows = weight.shape[0]
-    if padding_idx is not None and not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx {padding_idx} is not among the {rows} rows of the weight")
-    # How often an id occurs counts over all of them.
-    names = ("",) * len(ids.shape) if scale_grad_by_freq else numbered("id", len(ids.shape))
-    found = labelled(
-        [Operand(0, ids, names, Role.PLAIN), Operand(1, weight, ("", "dim"))],
-        [Labelled((*names, "dim"), (*ids.shape, weight.shape[1]))],
-        more_ways=[] if scale_grad_by_freq else [Way((REPLICATE, Shard(0)), PARTIAL)],
-    )
-    return _of_own_rows(weight, found) if _is_cut(found, 1, 0) else found
-
-
-def _of_own_rows(weight: Spec, found: Outcome) -> Outcome:
-    offset, size = _block(weight, found, 1, 0)
-    rows = weight.shape[0]
-
-    def around(kernel: Any) -> Any:
-        def run(ids: Tensor, local: Tensor, padding_idx: Any = None, *rest: Any) -> Tensor:
-            platform = get_platform()
-            if size == 0:
-                shape = (*ids.shape, local.shape[1])
-                return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
-            mine, own = own_numbers(ids, offset, size, rows)
-            padding = None if padding_idx is None else padding_idx % rows - offset
-            if padding is not None and not 0 <= padding < size:
-                padding = None
-            return _masked(kernel(own, local, padding, *rest), mine, 0)
-
-        return run
-
-    return replace(found, around=around)
-
-
-@rule(
-    "rows_of",
-    params=("weight", "indices", ("padding_idx", -1), ("scale_grad_by_freq", False), ("sparse", False)),
-)
-def rows_of(
-    weight: Any, ids: Any, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Outcome:
-    """embedding with the weight first, and -1 for no padding."""
-    padding = None if padding_idx < 0 else padding_idx
-    found = embedding(ids, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
-    inputs = (found.inputs[1], found.inputs[0])
-    if found.around is None:
-        return replace(found, inputs=inputs)
-    outer = found.around
-
-    def around(kernel: Any) -> Any:
-        def in_other_order(ids: Tensor, local: Tensor, own_padding: Any, *rest: Any) -> Tensor:
-            return kernel(local, ids, -1 if own_padding is None else own_padding, *rest)
-
-        run = outer(in_other_order)
-        return lambda local, ids, _=-1, *rest: run(ids, local, padding, *rest)
-
-    return replace(found, inputs=inputs, around=around)

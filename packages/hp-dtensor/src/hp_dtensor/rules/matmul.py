@@ -2,115 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.rules.contraction import check_dims, check_inner, check_tensors, contraction, of_nothing
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import (
     Labelled,
     Labels,
     Operand,
-    Role,
     aligned,
     contracts_nothing,
     labelled,
-    local_shape,
     numbered,
-    zeros_of_product,
 )
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
-from hp_platform import get_platform
 
 Shape = tuple[int, ...]
-
-
-def contraction(
-    factors: Sequence[tuple[Spec, Labels]],
-    output: Labels,
-    shape: Shape,
-    added: Spec | None = None,
-    *,
-    first: int = 0,
-    added_at: int | None = None,
-    evenly: Mapping[str, int] | None = None,
-) -> Outcome:
-    """The product of the factors, summed over the labels that ``output`` lacks, plus ``added``, which may stretch.
-
-    The factors are the arguments from position ``first`` on; ``added_at`` is the position of what is added.
-    """
-    operands = [Operand(first + i, spec, labels) for i, (spec, labels) in enumerate(factors)]
-    if added is not None:
-        assert added_at is not None
-        if broadcast_shape([added.shape, shape]) != shape:
-            raise ValueError(
-                f"what is added has shape {added.shape}, the product {shape}: it must stretch to that"
-            )
-        operands.append(Operand(added_at, added, aligned(added.shape, shape, output), Role.SUMMAND))
-    results = [Labelled(output, shape)]
-    found = labelled(operands, results, evenly=evenly)
-    return of_nothing(found, operands) if contracts_nothing(operands, results, found) else found
-
-
-def of_nothing(found: Outcome, operands: Sequence[Operand]) -> Outcome:
-    """The outcome where this rank has nothing to contract: its summand is zero, plus what is added.
-
-    Frameworks are not asked: see [Note: empty pieces] in hp_dtensor.no_elements.
-    """
-    assert found.output is not None
-    shape = local_shape(operands[0].spec, found.output, found.shape)
-    factors = [operand.place for operand in operands if operand.role is Role.FACTOR]
-    added = next((operand.place for operand in operands if operand.role is Role.SUMMAND), None)
-
-    def run(*local: Any, beta: Any = 1, **_: Any) -> Any:
-        of_product = [_at(local, place) for place in factors]
-        if added is None:
-            return zeros_of_product(shape, of_product)
-        if added == 0 and len(local) > len(operands):
-            beta = local[len(operands)]
-        summand = _at(local, added)
-        if beta == 0:  # then what it is does not count, be it NaN
-            return zeros_of_product(shape, [*of_product, summand])
-        zeros = zeros_of_product(shape, of_product)
-        # In the product's dtype, which autocast may say.
-        return zeros + get_platform().cast(summand if beta == 1 else summand * beta, zeros.dtype)
-
-    return replace(found, run=run)
-
-
-def _at(local: Sequence[Any], place: Any) -> Any:
-    return local[place[0]][place[1]] if isinstance(place, tuple) else local[place]
-
-
-def _check_tensors(name: str, *factors: Any) -> None:
-    if not all(isinstance(x, Spec) for x in factors):
-        raise ValueError(f"all factors of {name} must be tensors")
-
-
-def _check_dims(name: str, wanted: Sequence[int], *factors: Spec) -> None:
-    if any(len(x.shape) != ndim for x, ndim in zip(factors, wanted, strict=True)):
-        raise ValueError(
-            f"{name} takes tensors with {', '.join(map(str, wanted))} dims, got shapes "
-            f"{', '.join(str(x.shape) for x in factors)}"
-        )
-
-
-def _check_inner(name: str, a: Shape, b: Shape, inner_a: int, inner_b: int) -> None:
-    if inner_a != inner_b:
-        raise ValueError(f"{name} of shapes {a} and {b}: the inner sizes {inner_a} and {inner_b} differ")
 
 
 # ------------------------------------------------------------------------------------------------------------- two factors
 @rule("matmul", params=("input", "other"))
 def matmul(a: Any, b: Any) -> Outcome:
     """matmul, mm, bmm, mv, dot: vectors, matrices and batches of them, broadcast over the batch dims."""
-    _check_tensors("matmul", a, b)
+    check_tensors("matmul", a, b)
     if not a.shape or not b.shape:
         raise ValueError(f"matmul needs vectors or matrices, got shapes {a.shape} and {b.shape}")
     row: Labels = ("m",) if len(a.shape) > 1 else ()
     column: Labels = ("n",) if len(b.shape) > 1 else ()
-    _check_inner("matmul", a.shape, b.shape, a.shape[-1], b.shape[-2] if column else b.shape[-1])
+    check_inner("matmul", a.shape, b.shape, a.shape[-1], b.shape[-2] if column else b.shape[-1])
     outer_a, outer_b = a.shape[:-2], b.shape[:-2]
     batch = broadcast_shape([outer_a, outer_b]) if outer_a or outer_b else ()
     of_batch = numbered("batch", len(batch))
@@ -137,7 +59,7 @@ def reversed_matmul(b: Any, a: Any) -> Outcome:
 @rule("linear", params=("input", "weight", ("bias", None)))
 def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
     """``x (..., in) @ weight (out, in).T + bias (out,)``. Where the result is a sum, one rank adds the bias."""
-    _check_tensors("linear", x, weight)
+    check_tensors("linear", x, weight)
     if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"linear needs x (..., in) and weight (out, in), got shapes {x.shape} and {weight.shape}"
@@ -154,7 +76,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
 @rule("bilinear", params=("input1", "input2", "weight", ("bias", None)))
 def bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Outcome:
     """``x (..., a), y (..., b), weight (out, a, b)``: the sum over a and b, plus ``bias (out,)``."""
-    _check_tensors("bilinear", x, y, weight)
+    check_tensors("bilinear", x, y, weight)
     if (
         len(weight.shape) != 3
         or (*x.shape[-1:], *y.shape[-1:]) != weight.shape[1:]
@@ -171,15 +93,15 @@ def bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> Outcome:
 @rule("outer", params=("input", "vec2"))
 def outer(x: Any, y: Any) -> Outcome:
     """Every product of an element of one vector with one of the other."""
-    _check_tensors("outer", x, y)
-    _check_dims("outer", (1, 1), x, y)
+    check_tensors("outer", x, y)
+    check_dims("outer", (1, 1), x, y)
     return contraction([(x, ("m",)), (y, ("n",))], ("m", "n"), (*x.shape, *y.shape))
 
 
 @rule("inner", params=("input", "other"))
 def inner(x: Any, y: Any) -> Outcome:
     """Sums of products along both last dims."""
-    _check_tensors("inner", x, y)
+    check_tensors("inner", x, y)
     if not x.shape or not y.shape:
         raise ValueError(f"inner of shapes {x.shape} and {y.shape}: multiply them with *")
     return tensordot(x, y, ((len(x.shape) - 1,), (len(y.shape) - 1,)))
@@ -195,7 +117,7 @@ def _pairs_of_axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
 @rule("tensordot", params=("a", "b", ("dims", 2)), normalise=_pairs_of_axes)
 def tensordot(x: Any, y: Any, dims: Any = 2) -> Outcome:
     """The sum over pairs of dims: the last ``dims`` of one with the first of the other, or the dims of two lists."""
-    _check_tensors("tensordot", x, y)
+    check_tensors("tensordot", x, y)
     if isinstance(dims, int):
         dims = (tuple(range(len(x.shape) - dims, len(x.shape))), tuple(range(dims)))
     if not isinstance(dims, tuple) or len(dims) != 2 or len(dims[0]) != len(dims[1]):
@@ -204,7 +126,7 @@ def tensordot(x: Any, y: Any, dims: Any = 2) -> Outcome:
     for i, (p, q) in enumerate(zip(*dims, strict=True)):
         if not (-len(of_x) <= p < len(of_x) and -len(of_y) <= q < len(of_y)):
             raise ValueError(f"tensordot: dims {dims!r} do not fit shapes {x.shape} and {y.shape}")
-        _check_inner("tensordot", x.shape, y.shape, x.shape[p], y.shape[q])
+        check_inner("tensordot", x.shape, y.shape, x.shape[p], y.shape[q])
         of_x[p] = of_y[q] = f"k {i}"
     free = [
         (label, size)
@@ -219,7 +141,7 @@ def tensordot(x: Any, y: Any, dims: Any = 2) -> Outcome:
 @rule("vecdot", params=("x", "y"))
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> Outcome:
     """Sums of products along one dim of both; the others broadcast."""
-    _check_tensors("vecdot", x, y)
+    check_tensors("vecdot", x, y)
     shape = broadcast_shape([x.shape, y.shape])
     if not -len(shape) <= dim < len(shape) or dim % len(shape) - len(shape) < -min(
         len(x.shape), len(y.shape)
@@ -238,7 +160,7 @@ def kron(x: Any, y: Any) -> Outcome:
     A cut of the first factor stays where chunks of its elements make chunks of the product: if it cuts evenly, or the second
     one has size 1 there. One of the second stays where the first has size 1.
     """
-    _check_tensors("kron", x, y)
+    check_tensors("kron", x, y)
     ndim = max(len(x.shape), len(y.shape))
     long = [(1,) * (ndim - len(t.shape)) + t.shape for t in (x, y)]
     shape = tuple(m * n for m, n in zip(*long, strict=True))
@@ -255,12 +177,12 @@ def _addition(
     name: str, dims: tuple[int, int, int], factors: tuple[Labels, Labels], output: Labels
 ) -> Callable[..., Outcome]:
     def plan(added: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Outcome:
-        _check_tensors(name, added, a, b)
-        _check_dims(name, dims[1:], a, b)
+        check_tensors(name, added, a, b)
+        check_dims(name, dims[1:], a, b)
         sizes: dict[str, int] = {}
         for labels, spec in zip(factors, (a, b), strict=True):
             for label, size in zip(labels, spec.shape, strict=True):
-                _check_inner(name, a.shape, b.shape, sizes.setdefault(label, size), size)
+                check_inner(name, a.shape, b.shape, sizes.setdefault(label, size), size)
         shape = tuple(sizes[label] for label in output)
         return contraction(list(zip((a, b), factors, strict=True)), output, shape, added, first=1, added_at=0)
 
@@ -286,7 +208,7 @@ def multi_dot(tensors: Any) -> Outcome:
     """The product of a list of matrices, of which the first and the last may be vectors."""
     if not isinstance(tensors, tuple) or len(tensors) < 2:
         raise ValueError("multi_dot takes a list of two or more matrices")
-    _check_tensors("multi_dot", *tensors)
+    check_tensors("multi_dot", *tensors)
     last = len(tensors) - 1
     operands, output, shape = [], [], []
     for i, spec in enumerate(tensors):
@@ -322,7 +244,7 @@ def _cross(x: Spec, y: Spec, at: int) -> Outcome:
 @rule("cross", params=("input", "other", ("dim", None)))
 def cross(x: Any, y: Any, dim: Any = None) -> Outcome:
     """The vector product along a dim of size 3 (None: the first such), which is joined; the other dims broadcast."""
-    _check_tensors("cross", x, y)
+    check_tensors("cross", x, y)
     threes = [i for i, n in enumerate(broadcast_shape([x.shape, y.shape])) if n == 3]
     return _cross(x, y, dim if dim is not None else threes[0] if threes else 0)
 
@@ -330,5 +252,5 @@ def cross(x: Any, y: Any, dim: Any = None) -> Outcome:
 @rule("linalg_cross", params=("input", "other"))
 def linalg_cross(x: Any, y: Any, *, dim: int = -1) -> Outcome:
     """The same along the last dim, unless told otherwise."""
-    _check_tensors("cross", x, y)
+    check_tensors("cross", x, y)
     return _cross(x, y, dim)
