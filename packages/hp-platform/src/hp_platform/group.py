@@ -14,7 +14,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(eq=False)
 class ProcessGroup:
-    """Some ranks of the world that communicate; made by :mod:`hp_platform.process_groups`, compared by identity.
+    """Some ranks of the world that communicate; made by :mod:`process_groups` and :mod:`subgroups`, compared by identity.
 
     Two requests for the same ranks give the same object.
     """

@@ -1,14 +1,13 @@
-"""Making, finding and ending process groups: the functions of torch.distributed's names, on every framework.
+"""The default process group (the world), and what is asked of any group: torch.distributed's names, on every framework.
 
-The default group (the world) is the only one that belongs to the process; all others, and the meshes, hang on it and go
-with it. Groups are made at their first request, by their members only, and the same ranks always give the same object.
+The world is the only group that belongs to the process; all others (:mod:`hp_platform.subgroups`), and the meshes, hang on
+it and go with it.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +52,7 @@ def init_process_group(
             f"the default process group exists already ({_process.state.world.describe()}): call destroy_process_group() first"
         )
     platform = get_platform()
-    timeout = _checked_timeout(timeout, DEFAULT_TIMEOUT)
+    timeout = checked_timeout(timeout, DEFAULT_TIMEOUT)
     adopted = platform.adopt_world()
     if adopted is not None:
         native, name, found_store = adopted
@@ -137,99 +136,6 @@ def world_device() -> str:
     return get_platform().device(tables.device_type).current()
 
 
-def group_of(ranks: Iterable[int], *, timeout: timedelta | None = None) -> ProcessGroup:
-    """The group of these global ranks (any order, no duplicates), of which this process is one.
-
-    Made at the first request, by its members only: all of them must ask, in the same order relative to their other groups.
-    ``timeout`` (default: the world's) counts only when the group is made. ValueError for ranks outside of the world or given
-    twice, RuntimeError if this process is not among them, :class:`hp_platform.CollectiveTimeoutError` if a member does not
-    ask in time. Communication: the backend's set-up at the first request.
-    """
-    world = get_world()
-    limit = _checked_timeout(timeout, world.timeout)
-    given = [int(rank) for rank in ranks]
-    wanted = tuple(sorted(given))
-    if not wanted:
-        raise ValueError("a group needs at least one rank, got none")
-    if len(set(wanted)) != len(wanted):
-        raise ValueError(f"a rank is given twice in {given}")
-    if wanted[0] < 0 or wanted[-1] >= world.size:
-        raise ValueError(
-            f"ranks {given} are not all in the world of {world.size} ranks (0 to {world.size - 1})"
-        )
-    tables = world.tables
-    assert tables is not None
-    found = tables.groups.get(wanted)
-    if found is not None:
-        return found
-    if world.rank not in wanted:
-        raise RuntimeError(
-            f"rank {world.rank} is not in the group of ranks {list(wanted)}; only members may ask for a group"
-        )
-    group = ProcessGroup(wanted, wanted.index(world.rank), world.backend, limit, None)
-    if len(wanted) > 1:
-        group.native = _new_group(group)
-    _enter(tables, group)
-    return group
-
-
-def create_group(rank_list: Sequence[int]) -> ProcessGroup:
-    """:func:`group_of` under the reference's name."""
-    return group_of(rank_list)
-
-
-def split_group(
-    parent_pg: ProcessGroup | None = None,
-    split_ranks: Sequence[Sequence[int]] | None = None,
-    timeout: timedelta | None = None,
-    pg_options: Any = None,
-    group_desc: str | None = None,
-) -> ProcessGroup | None:
-    """Split the parent (default: the world) into groups: the one that holds this process, or None if none does.
-
-    ``split_ranks`` is a list of lists of global ranks, the same on every rank of the parent; lists may not overlap.
-    ``pg_options`` and ``group_desc`` are accepted for torch's signature; a group's options are those of the world.
-    ValueError for a missing or empty list, overlapping lists, or ranks outside of the parent.
-    """
-    parent = resolve(parent_pg)
-    if not split_ranks or not all(hasattr(part, "__len__") and len(part) for part in split_ranks):
-        raise ValueError(
-            f"split_ranks must be a list of non-empty lists of global ranks, got {split_ranks!r}"
-        )
-    flat = [rank for part in split_ranks for rank in part]
-    if len(set(flat)) != len(flat):
-        raise ValueError(f"split_ranks overlap: {[list(part) for part in split_ranks]}")
-    outside = sorted(set(flat) - set(parent.ranks))
-    if outside:
-        raise ValueError(f"ranks {outside} of split_ranks are not in the parent, the {parent.describe()}")
-    mine = [part for part in split_ranks if parent.global_rank in part]
-    return group_of(mine[0], timeout=timeout) if mine else None
-
-
-def mark_created_groups(groups: Any) -> None:
-    """Register groups that the user or the framework has made (one, or a list; the framework's handles or ours).
-
-    Later requests for the same ranks get them. Groups that do not hold this process are passed over. ValueError for a group
-    whose ranks do not ascend: by rank, collectives would give its members' tensors in another order. No communication.
-    """
-    world = get_world()
-    tables = world.tables
-    assert tables is not None
-    platform = get_platform()
-    for given in groups if isinstance(groups, (list, tuple)) else [groups]:
-        if isinstance(given, ProcessGroup):
-            _enter(tables, given)
-            continue
-        ranks = tuple(platform.native_ranks(given))
-        if world.rank in ranks and list(ranks) != sorted(ranks):
-            raise ValueError(
-                f"the group's ranks are {list(ranks)}, in this order; make it with ascending ranks, as group_of does"
-            )
-        known = tables.groups.get(ranks)
-        if world.rank in ranks and (known is None or known.native is not given):
-            _enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, world.timeout, given))
-
-
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """End one group, or (None) the world with all groups and meshes that hang on it. No peer may be in a collective of it.
 
@@ -286,23 +192,8 @@ def get_group_local_rank(group: ProcessGroup | None = None) -> int:
     return resolve(group).rank
 
 
-def _new_group(group: ProcessGroup) -> Any:
-    platform = get_platform()
-    try:
-        return platform.new_group(group.ranks, group.timeout)
-    except Exception as error:
-        if not platform.is_timeout(error):
-            raise
-        from hp_platform.collectives import CollectiveTimeoutError
-
-        raise CollectiveTimeoutError(
-            f"rank {group.global_rank} asked for the {group.describe()}, and not every other one of them did "
-            f"within {group.timeout.total_seconds():g} s, or one is gone: all members must ask for it, in the same order "
-            f"relative to their other groups ({error})"
-        ) from error
-
-
-def _checked_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
+def checked_timeout(timeout: timedelta | None, default: timedelta) -> timedelta:
+    """The time-out, or the default for None. ValueError where it is no time that passes."""
     if timeout is None:
         return default
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
@@ -323,12 +214,13 @@ def _install(
     world = ProcessGroup(ranks, rank, backend, timeout, native, tables=tables)
     if store is not None:
         tables.diagnosis = Publisher(get_platform(), store, rank)
-    _enter(tables, world)
+    enter(tables, world)
     _process.state.world = world
     atexit.register(_end_before_exit)
 
 
-def _enter(tables: WorldTables, group: ProcessGroup) -> None:
+def enter(tables: WorldTables, group: ProcessGroup) -> None:
+    """Make the group the one of its ranks, whose missing members are told after a time-out."""
     tables.groups[group.ranks] = group
     if tables.diagnosis is not None and group.size > 1:
         tables.diagnosis.watch(group)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hp_platform import _process, process_groups
+from hp_platform import _process, group_of, process_groups
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 
@@ -111,14 +111,14 @@ def test_a_mesh_of_a_group_that_exists(join: Join, groups: Any) -> None:
     mesh = DeviceMesh.from_group(world, "cpu", mesh_dim_names=("dp",))
     assert mesh.mesh_dim_names == ("dp",)
     assert mesh.rank_list == (0, 1, 2, 3)
-    ours = process_groups.group_of([1, 3])
+    ours = group_of([1, 3])
     theirs = groups.handle((0, 1))
     mesh = DeviceMesh.from_group([ours, theirs], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
     assert mesh.get_group("dp") is ours
     tp = mesh.get_group("tp")
     assert tp.native is theirs
     assert tp.ranks == (0, 1)
-    assert mesh["tp"].get_group() is process_groups.group_of([0, 1]) is tp
+    assert mesh["tp"].get_group() is group_of([0, 1]) is tp
     assert groups.made == [(1, 3)]
     assert DeviceMesh.from_group(theirs, "cpu").get_group() is tp
 

@@ -83,7 +83,7 @@ class DeviceMesh(MeshViews):
         RuntimeError if the dim is left out on a mesh with several, if this process is not in the mesh, and if there is no
         default process group and ``_init_backend`` is off.
         """
-        from hp_platform import process_groups
+        from hp_platform import subgroups
 
         index = self._index_or_only(mesh_dim, "get_group")
         world = _process.state.world
@@ -94,7 +94,7 @@ class DeviceMesh(MeshViews):
                 return group
         self._member("get_group")
         self._join_world()
-        group = process_groups.group_of(self.get_rank_list_along_axis(index))
+        group = subgroups.group_of(self.get_rank_list_along_axis(index))
         self._groups[index] = group
         return group
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_platform import process_groups
+from hp_platform import process_groups, subgroups
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh.device_mesh import DeviceMesh
 from hp_platform.mesh.place import shown
@@ -36,9 +36,7 @@ def mesh_from_groups(given: Any, device_type: str, mesh: Any, names: tuple[str, 
             )
     known = process_groups.get_world().tables
     assert known is not None
-    process_groups.mark_created_groups(
-        [group for group in groups if known.groups.get(group.ranks) is not group]
-    )
+    subgroups.mark_created_groups([group for group in groups if known.groups.get(group.ranks) is not group])
     return made
 
 
@@ -50,5 +48,5 @@ def _ours(group: Any) -> ProcessGroup:
     ranks = tuple(sorted(get_platform().native_ranks(group)))
     known = tables.groups.get(ranks)
     if known is None or known.native is not group:
-        process_groups.mark_created_groups(group)
-    return process_groups.group_of(ranks)
+        subgroups.mark_created_groups(group)
+    return subgroups.group_of(ranks)
