@@ -71,11 +71,13 @@ def all_reduce(
     Args:
         x: any shape, equal on all ranks; need not be contiguous; not changed unless it is ``out``.
         group: default: the world.
-        op: sum, mean (floating dtypes only), max, min, prod. bool: max is "any", min is "all", others are refused.
+        op: sum, mean (floating dtypes only), max, min, prod. bool: max is "any", min is "all", others are refused. max and
+            min of floating dtypes are NaN wherever a rank has NaN, on every backend.
         out: filled and returned instead of a new tensor; ``out=x`` reduces in place.
         async_op: return a :class:`Work` whose ``wait()`` gives the result.
 
-    Communication: one all-reduce of ``x``'s bytes; none in a group of one rank, where the result is ``x`` itself.
+    Communication: one all-reduce of ``x``'s bytes (twice those for max and min of 16-bit floats, which most backends compare
+    as 32-bit integers); none in a group of one rank, where the result is ``x`` itself.
     Not differentiable: see :mod:`hp_platform.collectives.differentiable`.
     """
     platform, group = get_platform(), resolve(group)

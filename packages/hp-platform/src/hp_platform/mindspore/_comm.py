@@ -17,6 +17,7 @@ from mindspore import communication, mint, ops
 from mindspore.mint import distributed
 
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
+from hp_platform.mindspore._ordered import FLOATS, of_ordered, ordered
 from hp_platform.mindspore._p2p import MindSporeP2POps
 from hp_platform.mindspore._private import executor, own_copy
 from hp_platform.mindspore._recording import no_grad
@@ -231,6 +232,9 @@ class MindSporeCommOps(MindSporeP2POps):
         """The reduction of the ranks' rows as a function to call when the launch is done."""
         if row.size == 0:
             return lambda: row, NO_LAUNCH
+        if op in ("max", "min") and NAME_OF[row.dtype] in FLOATS:  # See [Note: NaN on the way].
+            keys, launch = self._reduced(ordered(row, op), op, group, async_op, may_overwrite=True)
+            return lambda: of_ordered(keys(), row.dtype), launch
         if NAME_OF[row.dtype] in REDUCED_BY_KERNEL:
             total = row if may_overwrite else own_copy(row)
             check = self._enter_step(group, _signature(op, row))  # type: ignore[attr-defined]

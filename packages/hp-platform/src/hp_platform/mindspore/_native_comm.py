@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from mindspore import mint
 from mindspore.mint import distributed
 
 from hp_platform.mindspore._comm import MindSporeCommOps
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
+from hp_platform.mindspore._ordered import FLOATS, of_ordered, ordered
 from hp_platform.mindspore._recording import no_grad
-from hp_platform.mindspore._wire import NO_LAUNCH, Launch, Work, carried, nothing
+from hp_platform.mindspore._wire import NO_LAUNCH, Launch, Work, carried, fill, nothing
 from hp_platform.protocols.comm import P2P
 
 _REDUCIBLE = frozenset({"float32", "float16", "bfloat16", "int64", "int32", "int16", "int8"})
@@ -41,6 +44,12 @@ class NativeCommOps(MindSporeCommOps):
         if out.size == 0:
             return self._started(NO_LAUNCH, nothing, async_op)
         with no_grad():
+            if op in ("max", "min") and NAME_OF[x.dtype] in FLOATS:  # See [Note: NaN on the way].
+                keys = ordered(x, op)
+                own = mint.empty(tuple(out.shape), dtype=keys.dtype)
+                handle = distributed.reduce_scatter_tensor(own, keys, op=op, group=group, async_op=async_op)
+                finish = partial(_fill_ordered, out, own)
+                return self._started(Launch(handle, nothing), finish, async_op)
             handle = distributed.reduce_scatter_tensor(out, x, op=op, group=group, async_op=async_op)
         return self._started(Launch(handle, nothing), nothing, async_op)
 
@@ -88,3 +97,7 @@ class NativeCommOps(MindSporeCommOps):
             handles = distributed.batch_isend_irecv(wanted) if wanted else []
         launches = [Launch(handle, nothing) for handle in handles]
         return [Work(launches, nothing, self._drain) for _ in ops]
+
+
+def _fill_ordered(out: Any, keys: Any) -> None:
+    fill(out, of_ordered(keys, out.dtype).view((out.size,)))

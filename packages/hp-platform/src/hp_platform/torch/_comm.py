@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hp_platform.protocols.comm import P2P
+from hp_platform.torch._ordered import of_ordered, ordered
 from hp_platform.torch._work import All, after
 from hp_platform.torch.device import TorchDevice
 
@@ -50,7 +51,7 @@ class TorchCommOps:
     # --- collectives
     def all_reduce_(self, x: torch.Tensor, op: str, group: Any, async_op: bool) -> Any:
         """Reduce in place."""
-        (x,), finish = self._wide([x])
+        (x,), finish = self._reducible([x], op)
         return after(dist.all_reduce(x, _OPS[op], group, async_op), finish)
 
     def all_gather_into(self, out: torch.Tensor, x: torch.Tensor, group: Any, async_op: bool) -> Any:
@@ -81,8 +82,8 @@ class TorchCommOps:
         out, x = _plain(out), _plain(x)
         if self._devices[out.device.type].comm.scatters_by_exchange:
             return self._exchange_and_reduce(out, x, [out.shape[0]] * group.size(), op, group, async_op)
-        (x,), _ = self._wide([x])
-        (out,), finish = self._wide([out])
+        (x,), _ = self._reducible([x], op)
+        (out,), finish = self._reducible([out], op)
         return after(_reduce_scatter_into(out, x, _OPS[op], group, async_op), finish)
 
     def reduce_scatter_uneven_into(
@@ -96,8 +97,8 @@ class TorchCommOps:
                 out, torch.cat(xs), [x.shape[0] for x in xs], op, group, async_op
             )
         if facts.uneven_lists:
-            xs, _ = self._wide(xs)
-            (out,), finish = self._wide([out])
+            xs, _ = self._reducible(xs, op)
+            (out,), finish = self._reducible([out], op)
             return after(dist.reduce_scatter(out, xs, _OPS[op], group, async_op), finish)
         longest = max(x.shape[0] for x in xs)  # See [Note: padding].
         mine = out.new_empty((longest, *out.shape[1:]))
@@ -199,7 +200,7 @@ class TorchCommOps:
     # --- coalesced
     def all_reduce_coalesced_(self, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool) -> Any:
         """Reduce each in place; one dtype."""
-        xs, finish = self._wide(xs)
+        xs, finish = self._reducible(xs, op)
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
             for x in xs:
                 dist.all_reduce(x, _OPS[op], group)
@@ -219,27 +220,34 @@ class TorchCommOps:
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
     ) -> Any:
         """Reduce pairs."""
-        xs, _ = self._wide(xs)
-        outs, finish = self._wide(outs)
+        xs, _ = self._reducible(xs, op)
+        outs, finish = self._reducible(outs, op)
         with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
             for out, x in zip(outs, xs, strict=True):
                 _reduce_scatter_into(out, x, _OPS[op], group)
         return after(All(launch.works) if async_op else None, finish)
 
-    def _wide(self, xs: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:
-        """The tensors in dtypes that the backend reduces, and what copies them back (None if they are the same)."""
+    def _reducible(
+        self, xs: Sequence[torch.Tensor], op: str
+    ) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:
+        """The tensors (of one dtype) in a form that the backend reduces, and what copies them back (None if they are the same).
+
+        See [Note: NaN on the way] in hp_platform.torch._ordered.
+        """
         xs = [_plain(x) for x in xs]
-        widened = self._devices[xs[0].device.type].comm.widened
-        if not any(x.dtype in widened for x in xs):
+        facts, dtype = self._devices[xs[0].device.type].comm, xs[0].dtype
+        is_ordered = facts.loses_nan and op in ("max", "min") and dtype.is_floating_point
+        if not is_ordered and dtype not in facts.widened:
             return xs, None
-        wide = [x.to(widened.get(x.dtype, x.dtype)) for x in xs]
+        sent = [ordered(x, op) for x in xs] if is_ordered else xs
+        wide = facts.widened.get(sent[0].dtype, sent[0].dtype)
+        sent = [x.to(wide) for x in sent]
 
         def finish() -> None:
-            for x, y in zip(xs, wide, strict=True):
-                if x is not y:
-                    _copy(x, y)
+            for x, y in zip(xs, sent, strict=True):
+                _copy(x, of_ordered(y, dtype) if is_ordered else y)
 
-        return wide, finish
+        return sent, finish
 
     def _movable(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` in a dtype that its backend moves. See [Note: bytes]."""

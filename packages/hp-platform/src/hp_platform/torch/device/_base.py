@@ -31,6 +31,8 @@ class CommFacts:
     """Whether there is a gather to one rank; else it is made of sends."""
     scatters_by_exchange: bool = False
     """Whether reduce_scatter is an all_to_all and a local reduction, because the backend's own one is worse."""
+    loses_nan: bool = True
+    """Whether max and min over ranks may give a number where a rank has NaN, so that floats are compared as integers."""
 
 
 class TorchDevice(DeviceHandle, Protocol):
