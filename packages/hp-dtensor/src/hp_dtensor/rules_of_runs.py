@@ -18,7 +18,7 @@ from hp_dtensor.rules.registry import Outcome, Rule
 from hp_dtensor.spec import Spec
 
 ELEMENTWISE: Final = frozenset(
-    {"pointwise", "where", "identity", "cast", "add", "mul", "div", "reversed_div"}
+    {"pointwise", "where", "identity", "copied", "negated", "cast", "add", "mul", "div", "reversed_div"}
 )
 """Rules of operations that look at each element by itself."""
 _SUMS: Final = frozenset({"sum", "mean"})

@@ -7,17 +7,17 @@ simple and right, three things are translated before a rule is asked, and its an
   plain. A tensor whose order fits no common one is seen in the common order; where the rule's wish differs from how the
   tensor really lies, it is moved like any other.
 * A Partial that is no sum or average, and a RaggedShard, are seen as Replicate: so they are reduced, or gathered, first. But
-  what works on runs as they lie (:mod:`hp_dtensor.rules_of_runs`) is not asked for. And where a rule gives the values of one
-  tensor other places, or repeats or leaves out some (``Rule.views``), any Partial goes through as a sum does, since each
-  element is reduced by itself; zeros that ranks hold for others' parts reduce to zeros. Operations that change values do not
-  carry a maximum, also where they are monotone: what they round to equal values would tie, and share a gradient that belongs
-  to one.
+  what works on runs as they lie (:mod:`hp_dtensor.rules_of_runs`) is not asked for. And where a rule gives the values of its
+  tensors other places, or repeats or leaves out some (``Rule.carries``), any Partial goes through as a sum does, if all of them
+  lie so: each element is reduced by itself, and zeros that ranks hold for others' parts reduce to zeros. Operations that change
+  values do not carry a maximum, also where they are monotone: what they round to equal values would tie, and share a gradient
+  that belongs to one. Only negation, which is exact, makes a maximum a minimum.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ def ask(rule: Rule, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
     view = _View(specs[0].mesh, _common_order(specs))
     seen = [tuple(map(view.seen, arg)) if isinstance(arg, tuple) else view.seen(arg) for arg in given]
     if kinds:
-        seen[0] = view.seen(given[0], kinds)
+        seen[0] = _mapped(lambda spec: view.seen(spec, kinds), given[0])
     outcome = rule.plan(*seen, **kwargs)
     wishes = [*outcome.inputs, *[None] * (len(given) - len(outcome.inputs))]
     outputs = outcome.outputs
@@ -54,32 +54,56 @@ def ask(rule: Rule, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
         output=None if outcome.output is None else view.real(outcome.output, len(outcome.shape)),
         outputs=None if outputs is None else tuple(map(view.result, outputs)),
     )
-    return _with_kinds(answer, kinds) if kinds else answer
+    return _with_kinds(rule, answer, kinds) if kinds else answer
 
 
-def _carried(rule: Rule, given: Sequence[Any]) -> dict[int, Placement]:
-    """The Partials, by mesh dim, that go through though they are no sums: of one tensor whose values only get other places."""
+def _mapped(function: Callable[[Any], Any], arg: Any) -> Any:
+    """Of a tensor, or of each of several."""
+    return tuple(map(function, arg)) if isinstance(arg, tuple) else function(arg)
+
+
+def _carried(rule: Rule, given: Sequence[Any]) -> dict[int, Partial]:
+    """The Partials, by mesh dim, that go through though they are no sums: of all tensors of the first argument.
+
+    All or none: where one is reduced, or another tensor would be made a Partial, the order of reductions would matter.
+    """
     first, *others = given
-    if not rule.views or not isinstance(first, Spec):
+    carriers = first if isinstance(first, tuple) else (first,)
+    if not rule.carries or not all(isinstance(x, Spec) for x in carriers):
         return {}
     if any(_is_special(p) for x in others if isinstance(x, Spec) for p in x.placements):
         return {}
-    return {i: p for i, p in enumerate(first.placements) if isinstance(p, Partial) and not p.is_linear}
+    kinds: dict[int, Partial] = {}
+    for mesh_dim, column in enumerate(zip(*(x.placements for x in carriers), strict=True)):
+        found = {p for p in column if isinstance(p, Partial)}
+        if not found:
+            continue
+        if found != set(column) or len(found) > 1:
+            return {}
+        kind = found.pop()
+        if not kind.is_linear:
+            kinds[mesh_dim] = kind
+    return kinds if {kind.reduce_op for kind in kinds.values()} <= set(rule.carries) else {}
 
 
-def _with_kinds(outcome: Outcome, kinds: Mapping[int, Placement]) -> Outcome:
+def _with_kinds(rule: Rule, outcome: Outcome, kinds: Mapping[int, Partial]) -> Outcome:
     """The answer for a sum as that for the Partials that it stood for."""
+    made = {i: Partial(rule.carries[kind.reduce_op]) for i, kind in kinds.items()}
 
-    def real(placements: Any) -> Any:
+    def real(placements: Any, of: Mapping[int, Partial]) -> Any:
         if placements is None:
             return None
-        return tuple(kinds.get(i, p) if p.is_partial() else p for i, p in enumerate(placements))
+        return tuple(of.get(i, p) if p.is_partial() else p for i, p in enumerate(placements))
 
     outputs = outcome.outputs
     if outputs is not None:
-        outputs = tuple(None if r is None else replace(r, placements=real(r.placements)) for r in outputs)
-    inputs = (real(outcome.inputs[0]), *outcome.inputs[1:])
-    return replace(outcome, inputs=inputs, output=real(outcome.output), outputs=outputs)
+        outputs = tuple(
+            None if r is None else replace(r, placements=real(r.placements, made)) for r in outputs
+        )
+    wish, *rest = outcome.inputs
+    is_list = isinstance(wish, tuple) and not all(isinstance(p, Placement) for p in wish)
+    own = tuple(real(one, kinds) for one in wish) if is_list else real(wish, kinds)
+    return replace(outcome, inputs=(own, *rest), output=real(outcome.output, made), outputs=outputs)
 
 
 def _is_special(placement: Placement) -> bool:

@@ -108,6 +108,18 @@ case(CASES, "narrow", torch.narrow, t(8, 3), 1, 3, 0)
 case(CASES, "select", torch.select, t(5, 3), 0, 2)
 case(CASES, "select", torch.select, t(2, 5, 3), -1, -1)
 case(CASES, "select", torch.select, t(1, 3), 0, 0)
+case(CASES, "view_as", torch.Tensor.view_as, t(4, 6), t(3, 8))
+case(CASES, "view_as", torch.Tensor.reshape_as, t(5, 3), t(5, 3))
+
+# ------------------------------------------------------------------------------- as they are, and others that lie as they do
+case(CASES, "cast", torch.Tensor.to, t(5, 3), torch.float64)
+case(CASES, "cast", torch.Tensor.to, t(5, 3), torch.int64)
+case(CASES, "identity", torch.Tensor.double, t(5, 3))
+case(CASES, "negated", torch.neg, t(5, 3))
+case(CASES, "copied", torch.clone, t(5, 3))
+case(CASES, "zeros_like", torch.zeros_like, t(5, 3))
+case(CASES, "ones_like", torch.ones_like, t(5, 3))
+case(CASES, "full_like", torch.full_like, t(5, 3), 2.5)
 
 
 add_resized(CASES)

@@ -26,7 +26,9 @@ FUNCTIONS: Final[dict[str, str]] = {
     """,
     "prelu": "prelu",
     "where": "where",
-    "identity": "neg negative __neg__ positive __pos__ clone contiguous float double half bfloat16",
+    "identity": "float double half bfloat16",
+    "copied": "positive __pos__ clone contiguous",
+    "negated": "neg negative __neg__",
     "cast": "to astype",
     "add": "add __add__ __radd__ sub subtract __sub__ rsub __rsub__",
     "mul": "mul multiply __mul__ __rmul__",
@@ -46,7 +48,7 @@ IN_PLACE: Final[dict[str, str]] = {
     addcdiv_ addcmul_ lerp_ masked_fill_ relu_ threshold_ elu_ selu_ celu_ leaky_relu_ hardtanh_
     bitwise_left_shift_ __ilshift__ bitwise_right_shift_ __irshift__ igamma_ igammac_ mvlgamma_ polygamma_
     """,
-    "identity": """
+    "negated": """
     neg_ negative_
     """,
     "add": """
@@ -73,7 +75,7 @@ PRIMITIVES: Final[dict[str, str]] = {
         Hardtanh ReLU6
     """,
     "where": "Select",
-    "identity": "Neg",
+    "negated": "Neg",
     "cast": "Cast ToDtype",
     "add": "Add AddExt AddScalar Sub SubExt SubScalar BiasAdd",
     "mul": "Mul Muls Swiglu",

@@ -11,7 +11,7 @@ from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Shard
 from hp_dtensor.rules.along import SUMS, checked_keepdim, dim_of, dims_of, lying, shape_without
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
-from hp_dtensor.rules.registry import Outcome, Placements, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, Placements, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
 
@@ -214,7 +214,7 @@ def _of_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, 
     return (tuple(args[0]) if is_list else tuple(args), is_list), kwargs
 
 
-@rule("block_diag", normalise=_of_list)
+@rule("block_diag", normalise=_of_list, carries=EVERY_KIND)
 def block_diag(xs: Any, is_list: bool) -> Outcome:
     """Matrices along the diagonal of a large one. They are joined, and every rank has the result. Linear in all at once."""
     specs = [x for x in xs if isinstance(x, Spec)]

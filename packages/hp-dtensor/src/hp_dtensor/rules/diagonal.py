@@ -11,7 +11,7 @@ from typing import Any
 from hp_dtensor.rules.labels import Labelled, Operand, labelled
 from hp_dtensor.rules.rearrange import along
 from hp_dtensor.rules.reduction import dims_of
-from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import local_block
 
 
@@ -20,7 +20,7 @@ def _named_diagonal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
     return (args if len(args) > 1 else (*args, 0)), kwargs
 
 
-@rule("triangle", params=("input", ("diagonal", 0)), normalise=_named_diagonal)
+@rule("triangle", params=("input", ("diagonal", 0)), normalise=_named_diagonal, carries=EVERY_KIND)
 def triangle(x: Any, diagonal: int = 0) -> Outcome:
     """tril and triu: zeros above or below a diagonal of the last two dims."""
     if len(x.shape) < 2:
@@ -48,7 +48,7 @@ def _length(rows: int, columns: int, offset: int) -> int:
     return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
 
 
-@rule("diag_embed", params=("input", ("offset", 0), ("dim1", -2), ("dim2", -1)))
+@rule("diag_embed", params=("input", ("offset", 0), ("dim1", -2), ("dim2", -1)), carries=EVERY_KIND)
 def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Outcome:
     """The last dim becomes a diagonal of two new dims."""
     ndim = len(x.shape) + 1
@@ -63,7 +63,7 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Outco
     return labelled([Operand(0, x, labels)], [result])
 
 
-@rule("diag", params=("input", ("diagonal", 0)))
+@rule("diag", params=("input", ("diagonal", 0)), carries=EVERY_KIND)
 def diag(x: Any, diagonal_: int = 0) -> Outcome:
     """Of a matrix its diagonal, of a vector the matrix with this diagonal."""
     if len(x.shape) not in (1, 2):
@@ -73,7 +73,7 @@ def diag(x: Any, diagonal_: int = 0) -> Outcome:
     return diag_embed(x, diagonal_) if len(x.shape) == 1 else diagonal(x, diagonal_)
 
 
-@rule("diagflat", params=("input", ("offset", 0)))
+@rule("diagflat", params=("input", ("offset", 0)), carries=EVERY_KIND)
 def diagflat(x: Any, offset: int = 0) -> Outcome:
     """The matrix with all elements on a diagonal."""
     count = 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
-from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -120,8 +120,20 @@ def _of_chosen(now: Sequence[Placement], args: Sequence[Any]) -> list[Way]:
 
 @rule("identity", params=("input",), by_value=False)
 def _linear_unary(*args: Any, **kwargs: Any) -> Outcome:
-    """Elementwise and linear in its one tensor: neg, clone, contiguous, casts to a floating dtype under their own name."""
+    """Elementwise and linear in its one tensor: casts to a floating dtype under their own name."""
     return pointwise(args, lambda now, _: [Way((now[0],), now[0])])
+
+
+@rule("copied", params=("input",), by_value=False, carries=EVERY_KIND)
+def _copied(*args: Any, **kwargs: Any) -> Outcome:
+    """The same values: clone, contiguous, positive."""
+    return _linear_unary(*args, **kwargs)
+
+
+@rule("negated", params=("input",), by_value=False, carries={"max": "min", "min": "max"})
+def _negated(*args: Any, **kwargs: Any) -> Outcome:
+    """neg. Linear; a maximum becomes a minimum."""
+    return _linear_unary(*args, **kwargs)
 
 
 @rule("cast", params=("input", "dtype"))

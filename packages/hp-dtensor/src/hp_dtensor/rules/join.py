@@ -14,7 +14,7 @@ from hp_dtensor.placements import REPLICATE, Placement, Shard
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, aligned, labelled, local_shape, numbered
 from hp_dtensor.rules.reduction import dims_of
-from hp_dtensor.rules.registry import Outcome, Result, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, Result, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -76,7 +76,7 @@ def at_least(shape: Shape, ndim: int) -> Form:
     return (1,) * missing + shape, tuple(range(missing, ndim))
 
 
-@rule("cat", params=("tensors", ("dim", 0)))
+@rule("cat", params=("tensors", ("dim", 0)), carries=EVERY_KIND)
 def cat(tensors: Any, dim: int = 0) -> Outcome:
     """cat, concat, concatenate."""
     members = _members(tensors)
@@ -94,7 +94,7 @@ def cat(tensors: Any, dim: int = 0) -> Outcome:
     return replace(found, inputs=(inputs,))
 
 
-@rule("stack", params=("tensors", ("dim", 0)))
+@rule("stack", params=("tensors", ("dim", 0)), carries=EVERY_KIND)
 def stack(tensors: Any, dim: int = 0) -> Outcome:
     """Along a new dim."""
     members = _members(tensors)
@@ -107,7 +107,7 @@ def stack(tensors: Any, dim: int = 0) -> Outcome:
     return _put_together(members, forms, at)
 
 
-@rule("hstack", params=("tensors",))
+@rule("hstack", params=("tensors",), carries=EVERY_KIND)
 def hstack(tensors: Any) -> Outcome:
     """Beside each other: vectors along dim 0, all else along dim 1."""
     members = _members(tensors)
@@ -115,21 +115,21 @@ def hstack(tensors: Any) -> Outcome:
     return _put_together(members, forms, 0 if len(forms[0][0]) == 1 else 1)
 
 
-@rule("vstack", params=("tensors",))
+@rule("vstack", params=("tensors",), carries=EVERY_KIND)
 def vstack(tensors: Any) -> Outcome:
     """Below each other: vectors are rows."""
     members = _members(tensors)
     return _put_together(members, [at_least(x.shape, 2) for x in members], 0)
 
 
-@rule("dstack", params=("tensors",))
+@rule("dstack", params=("tensors",), carries=EVERY_KIND)
 def dstack(tensors: Any) -> Outcome:
     """Behind each other, along dim 2."""
     members = _members(tensors)
     return _put_together(members, [at_least(x.shape, 3) for x in members], 2)
 
 
-@rule("column_stack", params=("tensors",))
+@rule("column_stack", params=("tensors",), carries=EVERY_KIND)
 def column_stack(tensors: Any) -> Outcome:
     """Beside each other: vectors are columns."""
     members = _members(tensors)
@@ -143,19 +143,19 @@ def _loose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     return (args if one_list else (tuple(args),)), kwargs
 
 
-@rule("atleast_1d", normalise=_loose)
+@rule("atleast_1d", normalise=_loose, carries=EVERY_KIND)
 def atleast_1d(tensors: Any) -> Outcome:
     """A scalar becomes a vector."""
     return _each_at_least(tensors, 1)
 
 
-@rule("atleast_2d", normalise=_loose)
+@rule("atleast_2d", normalise=_loose, carries=EVERY_KIND)
 def atleast_2d(tensors: Any) -> Outcome:
     """A vector becomes a row."""
     return _each_at_least(tensors, 2)
 
 
-@rule("atleast_3d", normalise=_loose)
+@rule("atleast_3d", normalise=_loose, carries=EVERY_KIND)
 def atleast_3d(tensors: Any) -> Outcome:
     """A matrix becomes a plane of depth 1."""
     return _each_at_least(tensors, 3)
@@ -191,7 +191,7 @@ def _columns(members: Sequence[Spec]) -> Iterator[tuple[Placement, ...]]:
     return zip(*(x.placements for x in members), strict=True)
 
 
-@rule("broadcast_tensors", normalise=_loose)
+@rule("broadcast_tensors", normalise=_loose, carries=EVERY_KIND)
 def broadcast_tensors(tensors: Any) -> Outcome:
     """Each stretched to the common shape. All results are cut alike."""
     members = _members(tensors)
@@ -205,7 +205,7 @@ def broadcast_tensors(tensors: Any) -> Outcome:
     return replace(found, run=lambda locals_: tuple(x.expand(target) for x in locals_))
 
 
-@rule("meshgrid", normalise=_loose)
+@rule("meshgrid", normalise=_loose, carries=EVERY_KIND)
 def meshgrid(tensors: Any, *, indexing: str = "ij") -> Outcome:
     """One grid per vector, in which it runs along its own dim; with ``indexing="xy"`` the first two dims are swapped."""
     members = _members(tensors)

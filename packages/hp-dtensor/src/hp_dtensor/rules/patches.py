@@ -14,7 +14,7 @@ from typing import Any
 from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.rules.convolution import each
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, lies, local_shape, numbered
-from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -54,7 +54,7 @@ def _positive(n: Any, what: str) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------- pixels
-@rule("pixel_shuffle", params=("input", "upscale_factor"))
+@rule("pixel_shuffle", params=("input", "upscale_factor"), carries=EVERY_KIND)
 def pixel_shuffle(x: Any, upscale_factor: int) -> Outcome:
     """``(..., c r^2, h, w)`` to ``(..., c, h r, w r)``."""
     _image(x, "pixel_shuffle")
@@ -68,7 +68,7 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Outcome:
     return linear_in_first([Operand(0, x, labels)], result, evenly)
 
 
-@rule("pixel_unshuffle", params=("input", "downscale_factor"))
+@rule("pixel_unshuffle", params=("input", "downscale_factor"), carries=EVERY_KIND)
 def pixel_unshuffle(x: Any, downscale_factor: int) -> Outcome:
     """``(..., c, h r, w r)`` to ``(..., c r^2, h, w)``."""
     _image(x, "pixel_unshuffle")
@@ -82,7 +82,7 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Outcome:
     return linear_in_first([Operand(0, x, labels)], result, evenly)
 
 
-@rule("channel_shuffle", params=("input", "groups"))
+@rule("channel_shuffle", params=("input", "groups"), carries=EVERY_KIND)
 def channel_shuffle(x: Any, groups: int) -> Outcome:
     """Channels dealt anew: they are joined first, the other dims stay as they are cut."""
     _image(x, "channel_shuffle")
@@ -105,7 +105,11 @@ def _num_patches(sizes: Sequence[int], kernel: Any, dilation: Any, padding: Any,
     return math.prod((n + 2 * pad - far * (k - 1) - 1) // step + 1 for n, k, far, pad, step in rows)
 
 
-@rule("im2col", params=("input", "kernel_size", ("dilation", 1), ("padding", 0), ("stride", 1)))
+@rule(
+    "im2col",
+    params=("input", "kernel_size", ("dilation", 1), ("padding", 0), ("stride", 1)),
+    carries=EVERY_KIND,
+)
 def im2col(x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Outcome:
     """unfold of nn.functional: ``(n, c, h, w)`` to the patches ``(n, c k, number)``, k places in a patch."""
     _image(x, "unfold", 3, 4)

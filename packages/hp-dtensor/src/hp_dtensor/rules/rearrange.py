@@ -17,7 +17,7 @@ from typing import Any
 
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
 from hp_dtensor.rules.reduction import dims_of
-from hp_dtensor.rules.registry import Outcome, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -47,7 +47,7 @@ def _repeated(x: Spec, counts: Shape) -> Outcome:
     return labelled([Operand(0, x, labels[new:])], [Labelled(labels, shape)])
 
 
-@rule("repeat", params=("input", "repeats"), packs=1)
+@rule("repeat", params=("input", "repeats"), packs=1, carries=EVERY_KIND)
 def repeat(x: Any, repeats: Any) -> Outcome:
     """The whole, so often along each dim; new dims in front."""
     counts = _ints(repeats, "the counts of repeat")
@@ -56,14 +56,14 @@ def repeat(x: Any, repeats: Any) -> Outcome:
     return _repeated(x, counts)
 
 
-@rule("tile", params=("input", "dims"), packs=1)
+@rule("tile", params=("input", "dims"), packs=1, carries=EVERY_KIND)
 def tile(x: Any, dims: Any) -> Outcome:
     """As repeat, with counts of 1 for the first dims where some are missing."""
     counts = _ints(dims, "the counts of tile")
     return _repeated(x, (1,) * (len(x.shape) - len(counts)) + counts)
 
 
-@rule("roll", params=("input", "shifts", ("dim", None)))
+@rule("roll", params=("input", "shifts", ("dim", None)), carries=EVERY_KIND)
 def roll(x: Any, shifts: Any, dims: Any = None) -> Outcome:
     """Shifted along dims, what falls off comes in at the other end; without dims as one long vector."""
     amounts = _ints(shifts, "shifts")
@@ -75,19 +75,19 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Outcome:
     return along(x, [dims_of(d, len(x.shape))[0] for d in at], x.shape)
 
 
-@rule("flip", params=("input", "dim"), packs=1)
+@rule("flip", params=("input", "dim"), packs=1, carries=EVERY_KIND)
 def flip(x: Any, dims: Any) -> Outcome:
     """Dims in reverse order."""
     return along(x, dims_of(dims, len(x.shape)) if dims != () else (), x.shape)
 
 
-@rule("fliplr", params=("input",))
+@rule("fliplr", params=("input",), carries=EVERY_KIND)
 def fliplr(x: Any) -> Outcome:
     """Columns in reverse order."""
     return along(x, (_dim_of_at_least(x, 2, 1),), x.shape)
 
 
-@rule("flipud", params=("input",))
+@rule("flipud", params=("input",), carries=EVERY_KIND)
 def flipud(x: Any) -> Outcome:
     """Rows in reverse order."""
     return along(x, (_dim_of_at_least(x, 1, 0),), x.shape)
@@ -99,7 +99,7 @@ def _dim_of_at_least(x: Spec, ndim: int, dim: int) -> int:
     return dim
 
 
-@rule("rot90", params=("input", ("k", 1), ("dim", (0, 1))))
+@rule("rot90", params=("input", ("k", 1), ("dim", (0, 1))), carries=EVERY_KIND)
 def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Outcome:
     """A quarter turn, ``k`` times, from the first of two dims to the second.
 
@@ -121,7 +121,7 @@ def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Outcome:
     return labelled([Operand(0, x, tuple(labels))], [result])
 
 
-@rule("pad", params=("input", "pad", ("mode", "constant"), ("value", None)))
+@rule("pad", params=("input", "pad", ("mode", "constant"), ("value", None)), carries=EVERY_KIND)
 def pad(x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Outcome:
     """Values before and after dims, in pairs from the last dim on; negative numbers cut off.
 
@@ -155,7 +155,7 @@ def _zeros(like: Any, shape: Shape) -> Any:
     return platform.zeros(shape, like.dtype, platform.device_of(like))
 
 
-@rule("unfold", params=("input", "dim", "size", "step"))
+@rule("unfold", params=("input", "dim", "size", "step"), carries=EVERY_KIND)
 def unfold(x: Any, dim: int, size: int, step: int) -> Outcome:
     """Windows along a dim: their number in its place, their elements in a new last dim."""
     (at,) = dims_of(dim, len(x.shape))
@@ -170,7 +170,7 @@ def unfold(x: Any, dim: int, size: int, step: int) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------- elements that repeat
-@rule("repeat_interleave", params=("input", ("repeats", None), ("dim", None)))
+@rule("repeat_interleave", params=("input", ("repeats", None), ("dim", None)), carries=EVERY_KIND)
 def repeat_interleave(x: Any, repeats: Any = None, dim: Any = None, *, output_size: Any = None) -> Outcome:
     """Each element so often, one after the other, along a dim or of the flattened whole.
 

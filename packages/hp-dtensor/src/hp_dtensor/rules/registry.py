@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hp_dtensor.placements import REPLICATE, Placement
+from hp_dtensor.placements import REDUCE_OPS, REPLICATE, Placement
 from hp_dtensor.spec import Spec
 
 Placements = tuple[Placement, ...]
@@ -18,6 +18,8 @@ Normalise = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], d
 _Recipe = tuple[tuple[tuple[str | None, Any], ...], tuple[str, ...]]
 """Arguments to add by position, each by its name in the call or (None) its default; and the names that stay keywords."""
 REQUIRED = object()
+EVERY_KIND: Mapping[str, str] = {op: op for op in REDUCE_OPS}
+"""Of :attr:`Rule.carries`, for what only gives values other places, repeats or leaves out some: each element is reduced by itself."""
 
 _SYNONYMS = {
     "axis": "dim",
@@ -112,6 +114,12 @@ class Rule:
     views: bool = False
     """Whether results of the unsharded operation share the memory of its one tensor: writing into them would reach that."""
 
+    carries: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of Partial beside sums and averages that go through, and the kinds that the results then are.
+
+    Of all tensors of the first argument, if they lie so alike; zeros may come in beside their values.
+    """
+
     _recipes: dict[tuple[Any, ...], _Recipe] = field(init=False, default_factory=dict, repr=False)
     """For each way to spell a call (how many by position, which names) what :meth:`bind` does."""
     _in_place: dict[Any, Rule] = field(init=False, default_factory=dict, repr=False)
@@ -186,6 +194,7 @@ def rule(
     in_place: bool = False,
     normalise: Normalise | None = None,
     views: bool = False,
+    carries: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Enter a function as the rule ``name``: a decorator.
 
@@ -198,13 +207,17 @@ def rule(
         in_place: whether the operation writes into its first argument; ``plan`` must then leave that as it lies.
         normalise: see :attr:`Rule.normalise`.
         views: whether the results of the unsharded operation on one tensor share its memory.
+        carries: see :attr:`Rule.carries`; views carry every kind.
     """
+    kinds = dict(EVERY_KIND if carries is None and views else carries or {})
     signature = tuple((p, REQUIRED) if isinstance(p, str) else p for p in params)
 
     def enter(plan: Callable[..., Outcome]) -> Callable[..., Outcome]:
         if name in RULES:
             raise ValueError(f"there is a rule {name!r} already; choose another name")
-        RULES[name] = Rule(name, plan, signature, packs, by_value, normalise, in_place, views=views)
+        RULES[name] = Rule(
+            name, plan, signature, packs, by_value, normalise, in_place, views=views, carries=kinds
+        )
         return plan
 
     return enter
