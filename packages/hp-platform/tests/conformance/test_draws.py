@@ -102,6 +102,21 @@ def test_dropout_of_a_part_is_the_part_of_the_dropout(platform, device, equal):
     equal(platform.dropout(part, 0.4, 1, 2, Region((5, 12), (1, 3), (3, 6))), whole[1:4, 3:9])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_dropout_again_has_the_mask_of_the_first_time(platform, device, equal, dtype):
+    for region in REGIONS:
+        x = platform.full(region.size, 1.0, platform.dtype(dtype), device)
+        # Part of something, so that its memory begins where vectors cannot be read.
+        longer = platform.tensor(np.arange(3.0, region.numel + 4) % 31 + 1, dtype, device)
+        other = platform.reshape(platform.narrow(longer, 0, 1, region.numel), region.size)
+        for p in (0.0, 0.25, 1.0):
+            for _ in range(2):  # the second time a prepared launch is used
+                first, mask = platform.dropout_keeping(x, p, 2**35 + 1, 9, region)
+                again = platform.dropout_again(other, mask, p, 2**35 + 1, 9, region)
+                equal(first, platform.to_numpy(platform.dropout(x, p, 2**35 + 1, 9, region)))
+                equal(again, platform.to_numpy(platform.dropout(other, p, 2**35 + 1, 9, region)))
+
+
 def test_draws_on_meta_have_no_values(platform, device):
     drawn = platform.draw(DISTRIBUTIONS["normal"], 0, 0, Region.whole((2, 3)), "meta")
     assert platform.device_of(drawn) == "meta"

@@ -87,6 +87,18 @@ class MindSporeRandomOps:
         )
         return made
 
+    def dropout_keeping(
+        self, x: mindspore.Tensor, p: float, seed: int, stream: int, region: Region
+    ) -> tuple[mindspore.Tensor, None]:
+        """Drawn again in backward."""
+        return self.dropout(x, p, seed, stream, region), None
+
+    def dropout_again(
+        self, x: mindspore.Tensor, mask: None, p: float, seed: int, stream: int, region: Region
+    ) -> mindspore.Tensor:
+        """Drawn again."""
+        return self.dropout(x, p, seed, stream, region)
+
     def dropout(
         self, x: mindspore.Tensor, p: float, seed: int, stream: int, region: Region
     ) -> mindspore.Tensor:

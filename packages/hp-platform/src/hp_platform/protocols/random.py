@@ -59,8 +59,20 @@ class RandomOps(Protocol):
     def dropout(self, x: Tensor, p: float, seed: int, stream: int, region: Region) -> Tensor:
         """``x / (1 - p)`` with zeros where ``Distribution.event(p)`` holds; ``x`` has the shape ``region.size``. Not recorded.
 
-        The same mask comes for the same (seed, stream, region): backward calls it again instead of keeping the mask.
+        The same mask comes for the same (seed, stream, region).
         """
+        ...
+
+    def dropout_keeping(
+        self, x: Tensor, p: float, seed: int, stream: int, region: Region
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`dropout`, and the mask, a byte for four elements, where reading it is quicker than drawing it again; else None."""
+        ...
+
+    def dropout_again(
+        self, x: Tensor, mask: Tensor | None, p: float, seed: int, stream: int, region: Region
+    ) -> Tensor:
+        """:meth:`dropout` of a tensor of the same dtype with the mask that :meth:`dropout_keeping` gave for these: its backward."""
         ...
 
     def is_recomputing(self) -> bool:

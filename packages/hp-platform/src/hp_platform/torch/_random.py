@@ -62,13 +62,36 @@ class TorchRandomOps:
         """Scaled values and zeros."""
         fused = None if x.is_meta else self._devices[x.device.type].fused_draws()
         if fused is not None:
-            result: torch.Tensor | None = fused.dropout(x, p, seed, stream, region)
+            result = fused.dropout(x, p, seed, stream, region)
             if result is not None:
-                return result
+                dropped: torch.Tensor = result[0]
+                return dropped
         x = x.detach()
         scale = 1.0 / (1.0 - p) if p < 1 else 0.0
         mask = self.draw(Distribution.event(p), seed, stream, region, str(x.device))
         return torch.where(mask, torch.zeros((), dtype=x.dtype, device=x.device), x * scale)
+
+    def dropout_keeping(
+        self, x: torch.Tensor, p: float, seed: int, stream: int, region: Region
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same and its mask, which fused kernels write along."""
+        fused = None if x.is_meta else self._devices[x.device.type].fused_draws()
+        if fused is not None:
+            result: tuple[torch.Tensor, torch.Tensor | None] | None = fused.dropout(
+                x, p, seed, stream, region, with_mask=True
+            )
+            if result is not None:
+                return result
+        return self.dropout(x, p, seed, stream, region), None
+
+    def dropout_again(
+        self, x: torch.Tensor, mask: torch.Tensor | None, p: float, seed: int, stream: int, region: Region
+    ) -> torch.Tensor:
+        """By the mask, or drawn again."""
+        if mask is None:
+            return self.dropout(x, p, seed, stream, region)
+        masked: torch.Tensor = self._devices[x.device.type].fused_draws().masked(x, mask, p, region)
+        return masked
 
     def is_recomputing(self) -> bool:
         """Whether checkpointing has put its hooks for recomputation in place."""

@@ -38,21 +38,28 @@ def _place(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _words(block, key0, key1, stream0, stream1):  # type: ignore[no-untyped-def]
-    """Philox-4x32-10; see :mod:`hp_platform.philox`."""
+    """Philox-4x32-10; see :mod:`hp_platform.philox`.
+
+    What is the same for all elements (the key, and at first half of the counter) stays a scalar, and high and low half come
+    of one product of 64 bits: the products are what takes the time.
+    """
     c0 = block.to(tl.uint32)
     c1 = (block >> 32).to(tl.uint32)
-    c2 = tl.zeros_like(c0) + stream0.to(tl.uint32, bitcast=True)
-    c3 = tl.zeros_like(c0) + stream1.to(tl.uint32, bitcast=True)
-    k0 = tl.zeros_like(c0) + key0.to(tl.uint32, bitcast=True)
-    k1 = tl.zeros_like(c0) + key1.to(tl.uint32, bitcast=True)
-    m0 = tl.full(c0.shape, 0xD2511F53, tl.uint32)
-    m1 = tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
-    step0 = tl.full(c0.shape, 0x9E3779B9, tl.uint32)
-    step1 = tl.full(c0.shape, 0xBB67AE85, tl.uint32)
+    c2 = stream0.to(tl.uint32, bitcast=True)
+    c3 = stream1.to(tl.uint32, bitcast=True)
+    k0 = key0.to(tl.uint32, bitcast=True)
+    k1 = key1.to(tl.uint32, bitcast=True)
+    m0 = tl.full((), 0xD2511F53, tl.uint64)
+    m1 = tl.full((), 0xCD9E8D57, tl.uint64)
+    step0 = tl.full((), 0x9E3779B9, tl.uint32)
+    step1 = tl.full((), 0xBB67AE85, tl.uint32)
     for _ in tl.static_range(10):
-        high0, low0 = tl.umulhi(c0, m0), c0 * m0
-        high1, low1 = tl.umulhi(c2, m1), c2 * m1
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        product0 = c0.to(tl.uint64) * m0
+        product1 = c2.to(tl.uint64) * m1
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product1.to(tl.uint32)
+        c3 = product0.to(tl.uint32)
         k0 = k0 + step0
         k1 = k1 + step1
     return c0, c1, c2, c3
@@ -65,15 +72,46 @@ def _in_turn(a, b, c, d, ROWS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ign
 
 @triton.jit(do_not_specialize=[*_NOT_SPECIALIZED, "threshold"])  # type: ignore[untyped-decorator]
 def dropout_kernel(  # type: ignore[no-untyped-def]
-    x, out, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
+    x, out, mask, length, count, per_row, base, n1, d1, n2, d2, d3, key0, key1, stream0, stream1, threshold, scale,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr, WRITES_MASK: tl.constexpr,
+):  # fmt: skip
+    """``mask``, if it is written, has a byte for each block of a tile: its four low bits say which elements are kept."""
+    blocks, offset, exists = _place(length, count, per_row, base, n1, d1, n2, d2, d3, ROWS, BLOCKS, IS_WIDE)
+    value = tl.load(x + offset, mask=exists)  # comes while words are made
+    w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
+    least = threshold.to(tl.uint32, bitcast=True)
+    k0, k1, k2, k3 = w0 >= least, w1 >= least, w2 >= least, w3 >= least
+    if WRITES_MASK:
+        bits = k0.to(tl.uint8) | (k1.to(tl.uint8) << 1) | (k2.to(tl.uint8) << 2) | (k3.to(tl.uint8) << 3)
+        tl.store(mask + _block_of_tile(ROWS, BLOCKS, IS_WIDE), bits)
+    kept = _in_turn(k0, k1, k2, k3, ROWS, BLOCKS)
+    tl.store(
+        out + offset, tl.where(kept, value.to(tl.float32) * scale, 0.0).to(out.dtype.element_ty), mask=exists
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def masked_kernel(  # type: ignore[no-untyped-def]
+    x, out, mask, length, count, per_row, base, n1, d1, n2, d2, d3, scale,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    blocks, offset, exists = _place(length, count, per_row, base, n1, d1, n2, d2, d3, ROWS, BLOCKS, IS_WIDE)
-    w0, w1, w2, w3 = _words(blocks, key0, key1, stream0, stream1)
-    words = _in_turn(w0, w1, w2, w3, ROWS, BLOCKS)
-    value = tl.load(x + offset, mask=exists).to(tl.float32)
-    kept = words >= threshold.to(tl.uint32, bitcast=True)
-    tl.store(out + offset, tl.where(kept, value * scale, 0.0).to(out.dtype.element_ty), mask=exists)
+    """What :func:`dropout_kernel` does, by the mask that it has written."""
+    _, offset, exists = _place(length, count, per_row, base, n1, d1, n2, d2, d3, ROWS, BLOCKS, IS_WIDE)
+    value = tl.load(x + offset, mask=exists)
+    bits = tl.load(mask + _block_of_tile(ROWS, BLOCKS, IS_WIDE))
+    kept = _in_turn((bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, ROWS, BLOCKS)
+    tl.store(
+        out + offset, tl.where(kept, value.to(tl.float32) * scale, 0.0).to(out.dtype.element_ty), mask=exists
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _block_of_tile(ROWS: tl.constexpr, BLOCKS: tl.constexpr, IS_WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the mask has the blocks of this program's tile, (ROWS, BLOCKS): tiles follow each other, whole."""
+    program = tl.program_id(0)
+    if IS_WIDE:
+        program = program.to(tl.int64)
+    return (program * ROWS + tl.arange(0, ROWS))[:, None] * BLOCKS + tl.arange(0, BLOCKS)[None, :]
 
 
 @triton.jit

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from hp_platform.draws import Distribution, Region
-from hp_platform.torch._triton_draws import draw_kernel, dropout_kernel
+from hp_platform.torch._triton_draws import draw_kernel, dropout_kernel, masked_kernel
 
 _BLOCKS_PER_PROGRAM = 512  # 2048 elements by 128 threads
 _LEVELS = 3
@@ -29,18 +29,27 @@ class _Tiling:
     grid: tuple[int]
     numbers: tuple[int, ...]
     """The kernel's ``length, count, per_row, base, n1, d1, n2, d2, d3``."""
-    constants: dict[str, int]
+    constants: tuple[int, int, bool]
+    """Its ``ROWS, BLOCKS, IS_WIDE``."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all tiles together."""
+        rows, blocks, _ = self.constants
+        return self.grid[0] * rows * blocks
 
 
 @dataclass(frozen=True)
 class _Drop:
-    """What a region and a probability fix of a launch of dropout: everything but the tensors and the place in the stream."""
+    """What a region and a probability fix of launches of dropout: everything but the tensors and the place in the stream."""
 
-    launch: Callable[..., Any] | None
-    """None where no element exists, or none is kept."""
-    numbers: tuple[int, ...]
-    more: tuple[Any, ...]
-    constants: dict[str, Any]
+    tiling: _Tiling
+    threshold: int
+    scale: float
+    is_nothing: bool
+    """No element exists, or none is kept."""
+    compiled: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
+    """Launches by what a compiled kernel depends on besides: kernel, device, dtype, alignment."""
 
 
 class TritonDraws:
@@ -73,28 +82,48 @@ class TritonDraws:
         ]
         parameters = torch.tensor(numbers, dtype=torch.float64, device=device)
         arguments = (out, parameters, *tiling.numbers, *_signed_words(seed, stream))
-        constants = {**tiling.constants, "KIND": _KINDS[distribution.kind]}
-        _on(device, draw_kernel[tiling.grid], arguments, constants)
+        kind = _KINDS[distribution.kind]
+        _on(
+            device,
+            draw_kernel[tiling.grid],
+            (*arguments, kind, *tiling.constants),
+            {"enable_fp_fusion": False},
+        )
         return out
 
     def dropout(
-        self, x: torch.Tensor, p: float, seed: int, stream: int, region: Region
-    ) -> torch.Tensor | None:
-        """See :class:`hp_platform.protocols.RandomOps`; None where the kernel lacks the dtype or cannot step through the region.
-
-        One launch; reads ``x`` and writes the result.
+        self, x: torch.Tensor, p: float, seed: int, stream: int, region: Region, *, with_mask: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """The result, and with ``with_mask`` what :meth:`masked` takes, a byte for four elements; None where the kernel lacks
+        the dtype or cannot step through the region. One launch; reads ``x`` and writes the result.
         """
         if x.dtype not in _DROPPED:
             return None
         drop = _kept(self._drops, (region, p), self._prepared)
         if drop is None:
             return None
-        if drop.launch is None:
-            return torch.zeros_like(x, memory_format=torch.contiguous_format)
+        if drop.is_nothing:
+            return torch.zeros_like(x, memory_format=torch.contiguous_format), None
         x = x.contiguous()
         out = torch.empty_like(x)
-        arguments = (x, out, *drop.numbers, *_signed_words(seed, stream), *drop.more)
-        _on(x.device, drop.launch, arguments, drop.constants)
+        tiling = drop.tiling
+        mask = (
+            torch.empty(tiling.num_blocks, dtype=torch.uint8, device=x.device)
+            if with_mask
+            else out  # not looked at
+        )
+        arguments = (x, out, mask, *tiling.numbers, *_signed_words(seed, stream), drop.threshold, drop.scale)
+        _launch(drop, dropout_kernel, x, arguments, (*tiling.constants, with_mask))
+        return out, mask if with_mask else None
+
+    def masked(self, x: torch.Tensor, mask: torch.Tensor, p: float, region: Region) -> torch.Tensor:
+        """What :meth:`dropout` with these gives for ``x`` of the same dtype, by its mask. One launch."""
+        drop = self._drops.get((region, p)) or self._prepared((region, p))
+        assert drop is not None
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        arguments = (x, out, mask, *drop.tiling.numbers, drop.scale)
+        _launch(drop, masked_kernel, x, arguments, drop.tiling.constants)
         return out
 
     def _prepared(self, key: tuple[Region, float]) -> _Drop | None:
@@ -104,12 +133,28 @@ class TritonDraws:
             return None
         threshold = Distribution.event(p).threshold
         is_nothing = tiling.grid == (0,) or threshold == 2**32  # beyond every word of 32 bits
-        return _Drop(
-            launch=None if is_nothing else dropout_kernel[tiling.grid],
-            numbers=tiling.numbers,
-            more=(_signed(threshold), 0.0 if is_nothing else 1.0 / (1.0 - p)),
-            constants=tiling.constants,
-        )
+        scale = 0.0 if is_nothing else 1.0 / (1.0 - p)
+        return _Drop(tiling, _signed(threshold), scale, is_nothing)
+
+
+def _launch(
+    drop: _Drop, kernel: Any, x: torch.Tensor, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+) -> None:
+    """Launch what was compiled for such a call before, which costs the host half as much as asking Triton to find it."""
+    device = x.device
+    # Memory that torch has allocated begins at multiples of 512; x may be part of something.
+    key = (kernel, device.index, x.dtype, x.data_ptr() % 16 == 0, constants)
+    found = drop.compiled.get(key)
+    arguments = (*arguments, *constants)
+    if found is not None:
+        _on(device, found, arguments, {})
+        return
+
+    def first(*arguments: Any) -> None:
+        compiled = kernel[drop.tiling.grid](*arguments, enable_fp_fusion=False)
+        drop.compiled[key] = compiled[(drop.tiling.grid[0], 1, 1)]
+
+    _on(device, first, arguments, {})
 
 
 def _kept(made: dict[K, V], key: K, make: Callable[[K], V]) -> V:
@@ -128,7 +173,7 @@ def _tiling(region: Region) -> _Tiling | None:
     if len(runs.outer) > _LEVELS:
         return None
     if runs.count == 0 or runs.length == 0:
-        return _Tiling((0,), (), {})
+        return _Tiling((0,), (), (1, 1, False))
     levels = (*((1, 0),) * (_LEVELS - len(runs.outer)), *runs.outer)
     (_, d1), (n2, d2), (n3, d3) = levels
     # Tiles of one row where rows are long, of many rows where they are short.
@@ -141,7 +186,7 @@ def _tiling(region: Region) -> _Tiling | None:
     return _Tiling(
         grid=(-(-runs.count // rows) * per_row,),
         numbers=(runs.length, runs.count, per_row, runs.base, n2, d1, n3, d2, d3),
-        constants={"ROWS": rows, "BLOCKS": blocks, "IS_WIDE": is_wide, "enable_fp_fusion": False},
+        constants=(rows, blocks, is_wide),
     )
 
 
