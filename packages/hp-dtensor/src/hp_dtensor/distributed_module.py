@@ -42,7 +42,7 @@ def distribute_module(
     module that is distributed already.
     """
     platform = get_platform()
-    if not isinstance(module, platform.Module):
+    if not platform.is_module(module):
         raise TypeError(f"distribute_module takes a module, got {type(module).__name__}")
     mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
     check_mesh(mesh)

@@ -63,7 +63,7 @@ def shard_module(model: M, device_mesh: Any = None, sharding_plan: Any = None) -
         device_mesh, sharding_plan = None, device_mesh
     plan = _plan_of(sharding_plan)
     mesh = _mesh_of(device_mesh, plan)
-    if not isinstance(model, get_platform().Module):
+    if not get_platform().is_module(model):
         return _around_function(model, mesh, plan)
     _Sharding(model, mesh, plan).apply()
     if not (plan.plan or plan.input_plan or plan.output_plan or plan.return_local_tensor):

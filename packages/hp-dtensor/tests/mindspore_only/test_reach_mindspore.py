@@ -37,7 +37,7 @@ SHAPE_ONLY = """
 """
 """Functions in Python that ask the tensor for its shape and dtype, which are those of the whole, or for nothing at all.
 
-They give plain tensors, as large and (where nothing is drawn) of the same values as of the unsharded tensor. ``max`` and
+They give plain tensors, as large and of the same values as of the unsharded tensor. ``max`` and
 ``min`` give the extreme as a DTensor and MindSpore's constant 0 for its place. ``hann_window`` takes anything for a flag.
 """
 RANDOM = """

@@ -184,9 +184,15 @@ def test_what_nobody_initialises_is_named_and_nothing_is_changed(world: World) -
 
     with init_empty_weights():
         model = torch.nn.Sequential(Bare(), torch.nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match=r"nobody initialises 0\.gate:"):
+    with pytest.raises(RuntimeError, match=r"nobody initialises 0\.gate:.*initializers="):
         init_parameters(model)
     assert all(p.is_meta for p in model.parameters())
+    with pytest.raises(ValueError, match=r"no deferred tensor of this name; did you mean '0\.gate'"):
+        init_parameters(model, initializers={"0.gat": torch.nn.init.ones_})
+    with pytest.raises(ValueError, match="must be a function that writes the tensor, got 3"):
+        init_parameters(model, initializers={"0.gate": 3})
+    init_parameters(model, initializers={"0.gate": torch.nn.init.ones_, "1.bias": lambda x: x.fill_(4)})
+    assert model[0].gate.tolist() == [1.0] * 3 and model[1].bias.tolist() == [4.0] * 2
 
 
 @distributed(world_size=1, backends=TORCH)

@@ -20,7 +20,6 @@ CAPABILITIES: Final[dict[str, str]] = {
     "async_collectives": "collectives that run while the host goes on; without it each has ended when it returns",
     "reduce_float64": "all_reduce and reduce_scatter in float64; without it reduce in float32",
     "torch_checkpoint": "torch.distributed.checkpoint reads (by unpickling) and writes DTensors; without it use hp_dtensor.save",
-    "deferred_init": "parameters without memory whose modules initialise them later; without it build the model and distribute it",
     "function_modes": "the framework's functions are caught in a block, also on plain tensors; without it call hp_dtensor.random's own",
     "function_dispatch": "operations on a tensor subclass are caught at function level; without it call the functions of hp_dtensor",
 }

@@ -51,6 +51,17 @@ def net(platform, make, affine):
     return Net()
 
 
+# --- modules
+def test_modules_of_the_framework_are_known(platform, net):
+    assert platform.is_module(net)
+    stock = next(
+        base for base in type(net).__mro__ if base.__module__.split(".")[0] in ("torch", "mindspore")
+    )
+    assert platform.is_module(stock())
+    assert not platform.is_module(len)
+    assert not platform.is_module(type(net))
+
+
 # --- parameters
 def test_a_parameter_stands_over_its_data(platform, make, equal):
     data = make([1.0, 2.0])

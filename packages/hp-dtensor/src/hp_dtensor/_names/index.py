@@ -65,5 +65,6 @@ PRIMITIVES: Final[dict[str, str]] = {
     "one_hot": "OneHotExt OneHot",
     "isin": "IsIn",
     "scatter": "Scatter",
+    "copy_": "Assign",
     "getitem": "StridedSlice",
 }

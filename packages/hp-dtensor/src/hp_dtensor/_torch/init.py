@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.nn.modules import module as registration
 
 from hp_dtensor.rng.places import is_dtensor
+from hp_dtensor.rng.stream import global_draws
 from hp_platform import get_platform
 
 
@@ -97,8 +98,24 @@ def is_written(x: torch.Tensor) -> bool:
     return local._version > 0
 
 
-def initialiser_of(module: torch.nn.Module) -> Callable[[], object] | None:
-    """The method that gives its tensors their first values."""
+def draws() -> AbstractContextManager[None]:
+    """In which torch's own functions draw from the stream, also on plain tensors."""
+    return global_draws()
+
+
+def initialises(module: torch.nn.Module, attribute: str | None) -> bool:
+    """Whether the module gives values to its tensor of this name; None: to those of modules in it."""
+    return _method(module) is not None
+
+
+def initialiser_of(module: torch.nn.Module, given: Collection[str]) -> Callable[[], object]:
+    """What gives its tensors their first values."""
+    method = _method(module)
+    assert method is not None
+    return method
+
+
+def _method(module: torch.nn.Module) -> Callable[[], object] | None:
     for name in ("reset_parameters", "_reset_parameters"):
         method = getattr(module, name, None)
         if callable(method):

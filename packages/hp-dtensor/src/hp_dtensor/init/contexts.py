@@ -6,7 +6,7 @@ import importlib
 from contextlib import AbstractContextManager
 from typing import Any
 
-from hp_platform import get_platform, require
+from hp_platform import get_platform
 
 
 def init_empty_weights(include_buffers: bool = False) -> AbstractContextManager[None]:
@@ -14,8 +14,10 @@ def init_empty_weights(include_buffers: bool = False) -> AbstractContextManager[
 
     Shard the model then, and call :func:`init_parameters`. With ``include_buffers`` everything that is built inside is on
     meta. Without it a parameter that its module makes by ``torch.empty`` still takes no memory; one that is computed exists
-    in full until it is registered, one at a time. Not for several threads at once. NotImplementedError where the framework
-    cannot build without memory (MindSpore).
+    in full until it is registered, one at a time. Not for several threads at once.
+
+    On MindSpore a parameter that its cell makes by an initializer takes no memory, and neither is it filled: the cell keeps the
+    initializer. Parameters in plain lists are not registered, so nothing can initialise them: MindSpore refuses to use them.
     """
     return init_on_device("meta", include_buffers)
 
@@ -23,11 +25,9 @@ def init_empty_weights(include_buffers: bool = False) -> AbstractContextManager[
 def init_on_device(device: Any, include_buffers: bool = False) -> AbstractContextManager[None]:
     """Parameters of modules that are built inside go to ``device`` (a name, or the framework's object) as they are registered.
 
-    With ``include_buffers`` everything that is built inside is made there. Blocks may be nested: the inner one counts. Not for
-    several threads at once. NotImplementedError for MindSpore.
+    With ``include_buffers`` everything that is built inside is made there; on MindSpore buffers go there as they are
+    registered. Blocks may be nested: the inner one counts. Not for several threads at once. ValueError for what is no device.
     """
-    platform = get_platform()
-    require(platform, "deferred_init", what="init_on_device() and init_empty_weights()")
     if not isinstance(include_buffers, bool):
         raise ValueError(f"include_buffers must be True or False, got {include_buffers!r}")
     block: AbstractContextManager[None] = adapter().registering_on(device, include_buffers)
@@ -35,5 +35,5 @@ def init_on_device(device: Any, include_buffers: bool = False) -> AbstractContex
 
 
 def adapter() -> Any:
-    """What only the framework can do: the module ``hp_dtensor._torch.init``."""
+    """What only the framework can do: the module ``init`` of ``hp_dtensor._torch`` or ``hp_dtensor._mindspore``."""
     return importlib.import_module(f"hp_dtensor._{get_platform().platform_type.value}.init")

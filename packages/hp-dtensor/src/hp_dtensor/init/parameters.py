@@ -5,17 +5,20 @@ of the nearest one above that has such a method. Those methods run in the order 
 their parents, each once, on DTensors and plain tensors alike, with draws of :mod:`hp_dtensor.random`: so the values are those
 of the same call on the unsharded model. What was no deferred tensor keeps its values, and so does a shared tensor that another
 module has initialised; a parent may change what its children have set.
+
+On MindSpore stock cells have no such method: a parameter that its cell made by an initializer gets the draws of that
+initializer, in the cell's turn and before its method if it has one. Functions that are given for single tensors run last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hp_dtensor.init.contexts import adapter
-from hp_dtensor.rng.stream import global_draws
-from hp_platform import RandomStream, default_random_stream, get_platform, require
+from hp_dtensor.module_tensors import suggestion
+from hp_platform import RandomStream, default_random_stream, get_platform
 
 Module = Any
 
@@ -30,9 +33,17 @@ class _Tensor:
     is_deferred: bool = False
     by: str | None = None
     """Path of the module that has initialised it."""
+    given: Callable[[Any], object] | None = None
+    """The user's function for it."""
 
 
-def init_parameters(module: Module, stage_index: int = 0, *, device: str | None = None) -> Module:
+def init_parameters(
+    module: Module,
+    stage_index: int = 0,
+    *,
+    device: str | None = None,
+    initializers: Mapping[str, Callable[[Any], object]] | None = None,
+) -> Module:
     """Give every deferred (meta) parameter and buffer its memory and its initial values. Returns ``module``.
 
     A DTensor gets memory for this rank's piece only: no full-size tensor is made at any time. The values are those of the
@@ -43,24 +54,31 @@ def init_parameters(module: Module, stage_index: int = 0, *, device: str | None 
         module: built under :func:`init_empty_weights`, or on meta otherwise; sharded since, or not.
         stage_index: of a pipeline stage, 0 or more: added to the seed, so that stages differ.
         device: for plain tensors; default: that of the meshes of its DTensors, else the framework's default one.
+        initializers: full name of a deferred parameter or buffer -> a function that writes its values in place, with
+            :mod:`hp_dtensor.random` for instance (``lambda x: random.normal_(x, 0.0, 0.02)``). It gets a DTensor if the
+            tensor is one. For tensors that no module initialises, or otherwise.
 
-    All ranks call. No communication of its own. ValueError for a wrong ``stage_index``. RuntimeError with the names of the
-    tensors that no module initialises: then nothing was changed; or whose module's method has left them out.
-    NotImplementedError for MindSpore.
+    All ranks call. No communication of its own. ValueError for a wrong ``stage_index``, and for names in ``initializers``
+    that no deferred tensor has. RuntimeError with the names of the tensors that nobody initialises: then nothing was changed;
+    or that were left out. NotImplementedError for an initializer of MindSpore that is not drawn in pieces, by name.
     """
     platform = get_platform()
-    require(platform, "deferred_init", what="init_parameters()")
     if isinstance(stage_index, bool) or not isinstance(stage_index, int) or stage_index < 0:
         raise ValueError(f"stage_index counts pipeline stages from 0, got {stage_index!r}")
     modules = dict(platform.named_modules(module))
     tensors = _tensors(modules)
     deferred = [tensor for tensor in tensors if tensor.is_deferred]
-    initialisers = {id(t): [_initialiser(owner, modules) for owner in t.owners] for t in deferred}
-    orphans = [t.names[0] for t in deferred if all(path is None for path in initialisers[id(t)])]
+    _take_given(initializers or {}, deferred)
+    initialisers = {
+        id(t): [_initialiser(place, modules) for place in zip(t.owners, t.names, strict=True)]
+        for t in deferred
+        if t.given is None
+    }
+    orphans = [t.names[0] for t in deferred if not any(p is not None for p in initialisers.get(id(t), [""]))]
     if orphans:
         raise RuntimeError(
             f"nobody initialises {', '.join(orphans)}: neither the module that owns it nor one above has reset_parameters(). "
-            f"Define it, or give these tensors memory and values before init_parameters"
+            f"Define it, or give init_parameters(initializers={{name: function}}) a function for each"
         )
     if not deferred:
         return module
@@ -69,14 +87,18 @@ def init_parameters(module: Module, stage_index: int = 0, *, device: str | None 
     for tensor in deferred:
         make.materialise(tensor.value, where)
     wanted = {path for paths in initialisers.values() for path in paths if path is not None}
-    with platform.no_grad(), _stage(stage_index), global_draws():
+    with platform.no_grad(), _stage(stage_index), make.draws():
         for path in _children_first(modules):
             if path in wanted:
                 _run(path, modules[path], tensors)
+        for tensor in deferred:
+            if tensor.given is not None:
+                tensor.given(tensor.value)
     left_out = [t.names[0] for t in deferred if not make.is_written(t.value)]
     if left_out:
         raise RuntimeError(
-            f"reset_parameters() of the modules that own {', '.join(left_out)} has left them without values: set them there"
+            f"reset_parameters() of the modules that own {', '.join(left_out)}, or the function given, has left them without "
+            f"values: set them there"
         )
     return module
 
@@ -97,12 +119,29 @@ def _tensors(modules: dict[str, Module]) -> list[_Tensor]:
     return list(found.values())
 
 
-def _initialiser(owner: str, modules: dict[str, Module]) -> str | None:
-    """Path of the module that initialises what ``owner`` owns; None: nobody does."""
-    path: str | None = owner
+def _take_given(given: Mapping[str, Callable[[Any], object]], deferred: list[_Tensor]) -> None:
+    """Functions of the user go to the tensors that they name."""
+    known = {name: tensor for tensor in deferred for name in tensor.names}
+    for name, function in given.items():
+        if name not in known:
+            raise ValueError(
+                f"initializers[{name!r}]: there is no deferred tensor of this name; {suggestion(name, known)}"
+            )
+        if not callable(function):
+            raise ValueError(
+                f"initializers[{name!r}] must be a function that writes the tensor, got {function!r}"
+            )
+        known[name].given = function
+
+
+def _initialiser(place: tuple[str, str], modules: dict[str, Module]) -> str | None:
+    """Path of the module that initialises the tensor at ``place`` (path of its owner, full name); None: nobody does."""
+    path: str | None = place[0]
+    attribute: str | None = place[1].rpartition(".")[2]
     while path is not None:
-        if adapter().initialiser_of(modules[path]) is not None:
+        if adapter().initialises(modules[path], attribute):
             return path
+        attribute = None
         path = path.rpartition(".")[0] if "." in path else "" if path else None
     return None
 
@@ -131,7 +170,9 @@ def _run(path: str, module: Module, tensors: list[_Tensor]) -> None:
     own = [t for t in tensors if any(_is_below(owner, path) for owner in t.owners)]
     others = [t for t in own if not t.is_deferred or (t.by is not None and not _is_below(t.by, path))]
     kept = [make.copy_of(t.value) for t in others]
-    make.initialiser_of(module)()
+    places = [place for t in own if t.given for place in zip(t.owners, t.names, strict=True)]
+    own_given = [name.rpartition(".")[2] for owner, name in places if owner == path]
+    make.initialiser_of(module, own_given)()
     for tensor, values in zip(others, kept, strict=True):
         make.put_back(tensor.value, values)
     for tensor in own:

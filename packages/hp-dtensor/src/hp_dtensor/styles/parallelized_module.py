@@ -44,7 +44,7 @@ def parallelize_module(
     """
     mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
     check_mesh(mesh)
-    if not isinstance(module, get_platform().Module):
+    if not get_platform().is_module(module):
         raise TypeError(f"parallelize_module takes a module, got {type(module).__name__}")
     if parallelize_plan is None:
         warnings.warn("parallelize_module without parallelize_plan changes nothing", stacklevel=2)
@@ -71,7 +71,7 @@ def _apply(root: Module, name: str, style: Any, mesh: Any, src_data_rank: int | 
     result = style.apply(target, mesh)
     if result is None or result is target:
         return root
-    if not isinstance(result, platform.Module):
+    if not platform.is_module(result):
         raise TypeError(
             f"{type(style).__name__}.apply for {name!r} gave a {type(result).__name__}: return the module, or None"
         )

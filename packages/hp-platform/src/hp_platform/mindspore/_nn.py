@@ -60,6 +60,10 @@ class MindSporeNNOps:
             _private.update_data(made, ops.stop_gradient(data))
         return made
 
+    def is_module(self, x: Any) -> bool:
+        """Whether it is a cell."""
+        return isinstance(x, mindspore.nn.Cell)
+
     def is_parameter(self, x: Any) -> bool:
         """Whether it is a MindSpore parameter."""
         return isinstance(x, mindspore.Parameter)

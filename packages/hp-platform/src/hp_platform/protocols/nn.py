@@ -38,6 +38,10 @@ class NNOps(Protocol):
         """A parameter over ``data`` (no copy where the framework can)."""
         ...
 
+    def is_module(self, x: Any) -> bool:
+        """Whether ``x`` is a module of this framework: also a stock one, on MindSpore any cell."""
+        ...
+
     def is_parameter(self, x: Any) -> bool:
         """Whether ``x`` is a parameter of this framework."""
         ...

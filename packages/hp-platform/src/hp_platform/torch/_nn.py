@@ -22,6 +22,10 @@ class TorchNNOps:
     # --- parameters
     parameter = torch.nn.Parameter
 
+    def is_module(self, x: Any) -> bool:
+        """Whether it is a torch module."""
+        return isinstance(x, torch.nn.Module)
+
     def is_parameter(self, x: Any) -> bool:
         """Whether it is a torch parameter."""
         return isinstance(x, torch.nn.Parameter)

@@ -12,6 +12,7 @@ from hp_dtensor._mindspore.spellings import (
     products,
     random,
     shape,
+    values,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "products",
     "random",
     "shape",
+    "values",
 ]

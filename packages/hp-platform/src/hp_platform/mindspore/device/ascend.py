@@ -19,6 +19,5 @@ class AscendDevice(AcceleratorDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
-            "deferred_init",
         }
     )

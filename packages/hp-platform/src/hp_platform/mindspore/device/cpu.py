@@ -20,7 +20,6 @@ class CpuDevice(HostDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
-            "deferred_init",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )

@@ -20,6 +20,5 @@ class GpuDevice(AcceleratorDevice):
             "version_counter",
             "torch_checkpoint",
             "function_modes",
-            "deferred_init",
         }
     )
