@@ -30,7 +30,12 @@ Tensor = Any
 
 
 class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
-    """The methods and attributes of DTensors that all frameworks share."""
+    """The methods and attributes of DTensors that all frameworks share.
+
+    Attributes of the whole: ``shape``, ``ndim``, ``dtype``, ``device``, ``requires_grad``. How it lies:
+    ``device_mesh``, ``placements`` (one per mesh dim), ``layout``, ``local_shape``. Pieces: :meth:`from_local`,
+    :meth:`to_local`, :meth:`full_tensor`, :meth:`redistribute`, :meth:`reduce_partial`.
+    """
 
     __slots__ = ()
 

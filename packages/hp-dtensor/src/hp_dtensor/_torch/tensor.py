@@ -41,7 +41,11 @@ class _Caches(torch.Tensor):
 
 
 class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, InteropMethods, _Caches):
-    """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
+    """A tensor of the whole program, of which this rank holds a piece; shape, values and gradients are those of the whole.
+
+    Made by ``DTensor.from_local``, ``distribute_tensor`` and the factories; never by calling the class. Functions and methods
+    of the framework take it as they take a plain tensor; what else it has: :class:`hp_dtensor.dtensor.DTensorMethods`.
+    """
 
     __slots__ = ("_local", "_spec")
 

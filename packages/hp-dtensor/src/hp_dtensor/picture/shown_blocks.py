@@ -26,7 +26,7 @@ def show(
     ::
 
         >>> print(show(mesh, [Shard(0), Shard(1)], shape=(6, 8)))
-        (6, 8) as (Shard(0), Shard(1)) on DeviceMesh('cpu', (dp=2, tp=2), ranks [0, 1, 2, 3])
+        (6, 8) as (Shard(0), Shard(1)) on DeviceMesh('cpu', dp=2, tp=2, ranks 0..3)
                 0:4   4:8   dim 1
         dim 0 ┌─────┬─────┐
           0:3 │  0  │  1  │
