@@ -36,7 +36,11 @@ _WRAPPER = mindspore.mint.empty((), dtype=mindspore.string, device="meta")
 
 
 class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Tensor):
-    """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
+    """A tensor of the whole program, of which this rank holds a piece; shape, values and gradients are those of the whole.
+
+    Made by ``DTensor.from_local``, ``distribute_tensor`` and the factories; never by calling the class. Functions and methods
+    of the framework take it as they take a plain tensor; what else it has: :class:`hp_dtensor.dtensor.DTensorMethods`.
+    """
 
     def __new__(cls, dtensor: DTensor) -> DTensor:
         """A leaf over the same local tensor: what ``mindspore.Parameter(dtensor)`` is made of."""
