@@ -245,6 +245,21 @@ def draw_into(draw: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any) ->
 
 
 @distributed(world_size=1, backends="mindspore")
+def test_stock_cells_that_fill_a_parameter_with_one_number_get_it_again(world: World) -> None:
+    for build in (lambda: mint.nn.LayerNorm(4), lambda: nn.PReLU(2, 0.125), lambda: mint.nn.GroupNorm(2, 4)):
+        with init_empty_weights():
+            cell = build()
+        assert all(p.is_meta for p in cell.get_parameters())
+        init_parameters(cell)
+        for own, expected in zip(cell.get_parameters(), build().get_parameters(), strict=True):
+            assert_parity(own, expected, exact=True)
+    with init_empty_weights():
+        drawn = nn.GRU(3, 4)
+    with pytest.raises(RuntimeError, match="nobody initialises weight_ih_l0, weight_hh_l0"):
+        init_parameters(drawn)
+
+
+@distributed(world_size=1, backends="mindspore")
 def test_other_initializers_are_refused_by_name_and_functions_are_taken(world: World) -> None:
     class Own(stock.Normal):
         """Who knows what it does."""

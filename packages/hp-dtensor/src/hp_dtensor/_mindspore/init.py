@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import mindspore
 from mindspore import ops
 
 from hp_dtensor._mindspore.initializers import check_known, fill
-from hp_dtensor._mindspore.registration import RECORDED
+from hp_dtensor._mindspore.registration import RECORDED, replace
 from hp_dtensor._mindspore.registration import registering_on as registering_on
 from hp_dtensor.rng.places import is_dtensor
 from hp_platform import get_platform
@@ -19,9 +19,19 @@ from hp_platform.mindspore import _private
 from hp_platform.mindspore.device import platform_device
 
 
-def draws() -> AbstractContextManager[None]:
-    """MindSpore's own functions cannot be made to draw from the stream; a cell's method calls hp_dtensor.random."""
-    return nullcontext()
+@contextmanager
+def draws() -> Iterator[None]:
+    """In which ``ops.assign`` writes what was written before: to MindSpore's own that is a view, which it refuses.
+
+    MindSpore's functions cannot be made to draw from the stream; a cell's method calls hp_dtensor.random.
+    """
+
+    def assign(variable: Any, value: Any) -> Any:
+        return variable.copy_(value) if is_dtensor(variable) else get_platform().copy_(variable, value)
+
+    with ExitStack() as stack:
+        replace(stack, mindspore.ops, "assign", assign)
+        yield
 
 
 def local_of(x: Any) -> mindspore.Tensor:

@@ -3,6 +3,8 @@
 [Note: recorded initializers] A stock cell has no method that initialises it: it makes ``Parameter(initializer(...))``, and
 MindSpore fills that at once. In a block it does not (MindSpore's own switch for delayed initialisation); the cell keeps the
 initializer by the name of the parameter, so that it outlives whatever takes the parameter's place when the model is sharded.
+Some stock cells fill a parameter with one number instead (``mint.nn.LayerNorm``): the number is kept as ``Constant``. Of other
+cells it is not: what a cell of the user has from ``empty`` may look like one number, too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 import mindspore
 from mindspore import mint
+from mindspore.common.initializer import Constant
 
 from hp_dtensor.rng.places import is_dtensor
 from hp_platform import get_platform
@@ -46,16 +49,16 @@ def registering_on(device: Any, include_buffers: bool) -> Iterator[None]:
             _move(tensor, device)
 
     with ExitStack() as stack:
-        _replace(stack, mindspore.Parameter, "init_param", device != "meta")
-        _replace(stack, mindspore.nn.Cell, "insert_param_to_cell", insert)
-        _replace(stack, mindspore.ops, "assign", _assign_unless_meta)
+        replace(stack, mindspore.Parameter, "init_param", device != "meta")
+        replace(stack, mindspore.nn.Cell, "insert_param_to_cell", insert)
+        replace(stack, mindspore.ops, "assign", _assign_unless_meta)
         if include_buffers:
-            _replace(stack, mindspore.nn.Cell, "register_buffer", register)
+            replace(stack, mindspore.nn.Cell, "register_buffer", register)
         yield
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Until the block ends."""
+def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Let ``owner.name`` be ``value`` until the block ends."""
     if name in vars(owner):
         stack.callback(setattr, owner, name, vars(owner)[name])
     else:
@@ -70,6 +73,11 @@ def _record(cell: Any, name: str, parameter: mindspore.Parameter) -> None:
         recorded[name] = parameter.init_mode.init
         # Else MindSpore would initialise it at the cell's first call.
         parameter.init_mode = parameter.init = None
+    elif type(cell).__module__.partition(".")[0] == "mindspore" and not parameter.is_meta and parameter.size:
+        values = get_platform().to_numpy(parameter)
+        number = values.flat[0]
+        if (values == number).all():
+            recorded[name] = Constant(number.item())
 
 
 def _move(x: mindspore.Tensor, device: str) -> None:

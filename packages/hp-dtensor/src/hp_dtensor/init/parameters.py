@@ -6,7 +6,7 @@ their parents, each once, on DTensors and plain tensors alike, with draws of :mo
 of the same call on the unsharded model. What was no deferred tensor keeps its values, and so does a shared tensor that another
 module has initialised; a parent may change what its children have set.
 
-On MindSpore stock cells have no such method: a parameter that its cell made by an initializer gets the draws of that
+On MindSpore most stock cells have no such method: a parameter that its cell made by an initializer gets the draws of that
 initializer, in the cell's turn and before its method if it has one. Functions that are given for single tensors run last.
 """
 
