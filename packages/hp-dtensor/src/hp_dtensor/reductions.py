@@ -3,8 +3,8 @@
 A sum and an average are linear: :mod:`hp_dtensor.conversions` has them. Of the others, with x_r the ranks' values, y their
 reduction and g the gradient of y:
 
-* max, min: x_r gets ``g * (x_r == y) / n``, where n ranks tie: what torch.amax does with ties. (Ties *inside* of one rank's
-  share are the affair of the operation that made it.)
+* max, min: x_r gets ``g * (x_r == y) / n``, where n ranks tie: what torch.max does with ties, also where these are NaN. (Ties
+  *inside* of one rank's share are the affair of the operation that made it.)
 * prod: x_r gets g times the product of the other ranks' values, also where some are zero. The backward gathers them.
 * all, any: reductions of bools, without gradient.
 
@@ -65,8 +65,13 @@ def _kept_gradient(x: Tensor, g: Tensor, whole: Tensor, group: ProcessGroup, op:
     platform: Any = get_platform()
     if op == "prod":
         return g * _product_of_others(platform, x, group)
-    decides = platform.cast(platform.detach(x) == whole, g.dtype)
+    decides = platform.cast(alike(platform.detach(x), whole), g.dtype)
     return g * (decides / transport.all_reduce(decides, group))
+
+
+def alike(x: Tensor, y: Tensor) -> Tensor:
+    """Where ``x`` and ``y`` are equal, or both NaN."""
+    return (x == y) | ((x != x) & (y != y))
 
 
 def _product_of_others(platform: Any, x: Tensor, group: ProcessGroup) -> Tensor:

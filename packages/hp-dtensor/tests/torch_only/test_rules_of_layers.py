@@ -20,6 +20,27 @@ from rule_cases import Cases, Part, case, check, numbers, parts, t, whole_number
 CASES: Cases = {}
 nn = torch._C._nn
 
+
+def has_gradient_of_tall_trace() -> bool:
+    """Whether torch's gradient of the trace of a matrix with more rows than columns is right.
+
+    torch 2.11 fills every (columns + 1)-th element with the gradient and goes on below the square, as if the diagonal came back:
+    of ones (5, 1) it gives 1, 0, 1, 0, 1. A cut matrix has the right one there (each rank asks for a square part), a whole
+    one torch's own. torch 2.13 stops at the square.
+    """
+    x = torch.ones((5, 1), requires_grad=True)
+    torch.trace(x).backward()
+    assert x.grad is not None
+    is_right = x.grad.sum().item() == 1
+    assert is_right or torch.__version__ < "2.13", "torch has it wrong again"
+    return is_right
+
+
+def trace_of_square(x: torch.Tensor) -> torch.Tensor:
+    """The trace, with its gradient also where :func:`has_gradient_of_tall_trace` says that torch's is wrong."""
+    return torch.trace(x[: x.shape[1]])
+
+
 # ---------------------------------------------------------------------------------------------------------------- images
 case(CASES, "pixel_shuffle", F.pixel_shuffle, t(2, 12, 2, 3), 2)
 case(CASES, "pixel_shuffle", F.pixel_shuffle, t(9, 1, 2), 3)
@@ -156,7 +177,7 @@ for quantile in (torch.quantile, torch.nanquantile):
     case(CASES, "quantile", quantile, t(5, 3), t(3, low=0.1, high=0.9), 0, interpolation="higher")
 case(CASES, "trace", torch.trace, t(5, 5))
 case(CASES, "trace", torch.trace, t(3, 8))
-case(CASES, "trace", torch.trace, t(5, 1))
+case(CASES, "trace", torch.trace if has_gradient_of_tall_trace() else trace_of_square, t(5, 1))
 case(CASES, "renorm", torch.renorm, t(5, 3, 2), 2, 0, 3.0)
 case(CASES, "renorm", torch.renorm, t(5, 3), 1.0, -1, 2.0)
 case(CASES, "cov", torch.cov, t(3, 5))

@@ -11,6 +11,7 @@ from typing import Any
 from hp_dtensor import across
 from hp_dtensor.nest import rebuilt
 from hp_dtensor.placements import Partial
+from hp_dtensor.reductions import alike
 from hp_dtensor.rules.along import shape_without
 from hp_dtensor.rules.reduction import lacks_elements, local_sum, neutral, reduced
 from hp_dtensor.rules.registry import Outcome, Result, rule
@@ -47,13 +48,16 @@ def _bound(dtype: Any, sign: int) -> Any:
 def _extreme(name: str, kind: str, value: Any) -> None:
     @rule(name, params=("input", ("dim", None), ("keepdim", False)))
     def plan(x: Any, dim: Any = None, keepdim: bool = False) -> Outcome:
-        return of_ranks(x, dim, keepdim, kind, value)
+        return of_ranks(x, dim, keepdim, kind, value, math.nan)
 
     plan.__doc__ = f"``x.a{kind}(dim, keepdim)``: the {kind} of the ranks' {kind}."
 
 
-def of_ranks(x: Spec, dim: Any, keepdim: bool, kind: str, value: Any) -> Outcome:
-    """The extreme alone. A Partial of that kind is joined first, since its ties would share the gradient otherwise."""
+def of_ranks(x: Spec, dim: Any, keepdim: bool, kind: str, value: Any, at_nan: float | None = None) -> Outcome:
+    """The extreme alone. A Partial of that kind is joined first, since its ties would share the gradient otherwise.
+
+    ``value`` is what no value is beyond; ``at_nan``: see :func:`shared_among_ties`.
+    """
     outcome, dims, is_cut = reduced(x, dim, keepdim, (), Partial(kind))
     if not is_cut:
         return outcome
@@ -66,7 +70,7 @@ def of_ranks(x: Spec, dim: Any, keepdim: bool, kind: str, value: Any) -> Outcome
                 if nothing
                 else function(local, *args, **named)
             )
-            return shared_among_ties(own, local, x, dims, kind)
+            return shared_among_ties(own, local, x, dims, kind, at_nan)
 
         return run
 
@@ -74,17 +78,26 @@ def of_ranks(x: Spec, dim: Any, keepdim: bool, kind: str, value: Any) -> Outcome
 
 
 def one_element(local: Tensor) -> Tensor:
-    """What a function is asked with for what it gives, where this rank has nothing: its kernels refuse no elements."""
-    platform = get_platform()
-    return platform.zeros((1,) * local.ndim, local.dtype, platform.device_of(local))
+    """What a function is asked with for what it gives, where this rank has nothing: its kernels refuse no elements.
+
+    It requires a gradient if ``local`` does, so that the results say whether the function has one.
+    """
+    platform: Any = get_platform()
+    probe = platform.zeros((1,) * local.ndim, local.dtype, platform.device_of(local))
+    return platform.set_requires_grad_(probe, True) if platform.requires_grad(local) else probe
 
 
-def shared_among_ties(own: Tensor, local: Tensor, x: Spec, dims: tuple[int, ...], kind: str) -> Tensor:
+def shared_among_ties(
+    own: Tensor, local: Tensor, x: Spec, dims: tuple[int, ...], kind: str, at_nan: float | None = None
+) -> Tensor:
     """``own``, this rank's extreme of ``local`` over ``dims``, with a gradient that is shared evenly by all equal elements.
 
     The reduction of the Partial gives each of the ranks that tie an equal part, and this rank's kernel an equal part of that
     to each element: too little where another rank has fewer of them. So where a gradient is recorded the ranks count
     theirs: three all-reduces of the result's size per mesh dim.
+
+    NaN is the extreme wherever it is, and ties with NaN. ``at_nan`` is for functions that do not share the gradient among those:
+    what they multiply it by for all elements, NaN (amax, amin, aminmax) or 0 (norms).
     """
     platform: Any = get_platform()
     if not (platform.requires_grad(own) and platform.is_grad_enabled() and platform.is_floating(own.dtype)):
@@ -94,16 +107,15 @@ def shared_among_ties(own: Tensor, local: Tensor, x: Spec, dims: tuple[int, ...]
     parts: Tensor = platform.zeros_like(value) + 1
     for mesh_dim in reversed(mesh_dims):  # the rightmost reduces first
         of_line = across.reduced(best, x, (mesh_dim,), kind)
-        ties = platform.cast(best == of_line, own.dtype)
+        ties = platform.cast(alike(best, of_line), own.dtype)
         parts, best = parts * across.reduced(ties, x, (mesh_dim,), "sum"), of_line
     rows = platform.reshape(value, shape_without(local.shape, dims, True))
-    equal = platform.cast(platform.detach(local) == rows, own.dtype)
-    decides = platform.cast(value == best, own.dtype)
+    equal = platform.cast(alike(platform.detach(local), rows), own.dtype)
+    decides = platform.cast(alike(value, best), own.dtype)
     count = platform.reshape(local_sum(equal, dims, True), tuple(own.shape)) * decides
-    total = across.reduced(count, x, mesh_dims, "sum")
-    ones = platform.zeros_like(total) + 1
-    # NaN ties with nothing.
-    factor = platform.where(total == 0, ones, parts * count / platform.where(total == 0, ones, total))
+    factor = parts * count / across.reduced(count, x, mesh_dims, "sum")
+    if at_nan is not None:
+        factor = platform.where(best == best, factor, platform.zeros_like(factor) + at_nan)
     return _functions().Scaled.apply(own, factor)
 
 
@@ -158,8 +170,11 @@ def aminmax(x: Any, dim: Any = None, keepdim: bool = False) -> Outcome:
                     neutral(lambda y: function(y)[0], local, (), {}, dims, keepdim, value)
                     for value in (highest, lowest)
                 ]
+                if not get_platform().requires_grad(found[0]):
+                    # Not every version of a framework has its derivative, and ranks with elements know of none then.
+                    own = [get_platform().detach(one) for one in own]
             shared = [
-                shared_among_ties(one, local, x, dims, kind)
+                shared_among_ties(one, local, x, dims, kind, math.nan)
                 for one, kind in zip(own, ("min", "max"), strict=True)
             ]
             return rebuilt(found, shared)

@@ -75,7 +75,7 @@ def _of_vectors(
                 own = call(function, local, args)
             if left == PARTIAL:
                 return own
-            return shared_among_ties(own, abs(local), x, dims, "max" if order > 0 else "min")
+            return shared_among_ties(own, abs(local), x, dims, "max" if order > 0 else "min", 0.0)
 
         return run
 
