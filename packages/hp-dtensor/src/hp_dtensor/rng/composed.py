@@ -7,16 +7,12 @@ device, whose logarithm, exponential and sine are used. None communicates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor.rng.places import Generator, Tensor, is_dtensor, place_of, refuse_partial, wrapped_as
-from hp_dtensor.rng.writing import drawn
+from hp_dtensor.rng.writing import Values, drawn, write_values
 from hp_platform import get_platform
 from hp_platform.draws import Distribution, Region
-
-Values = Callable[[Region, str, Generator], Tensor]
-"""Makes the values of a region, in float64, on a device."""
 
 
 def cauchy_(x: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator = None) -> Tensor:
@@ -130,20 +126,6 @@ def _write(x: Tensor, values: Values, generator: Generator, name: str) -> Tensor
         refuse_partial(x._spec, f"{name} of")
     write_values(local, region, values, generator)
     return x
-
-
-def write_values(local: Tensor, region: Region, values: Values, generator: Generator) -> Tensor:
-    """Fill a local tensor, outside of the graph. Returns it. RuntimeError for a tensor that backward needs as it is."""
-    platform = get_platform()
-    if platform.requires_grad(local) and not platform.is_leaf(local) and platform.is_grad_enabled():
-        raise RuntimeError(
-            "random values written into a tensor that operations have made, and that requires grad, would leave it with the "
-            "gradient of what it was: write into a leaf, or under no_grad()"
-        )
-    device = platform.device_of(local)
-    if device != "meta":
-        platform.copy_(local, platform.cast(values(region, device, generator), local.dtype))
-    return local
 
 
 # --------------------------------------------------------------------------------------------------------------- dropout

@@ -12,6 +12,8 @@ from hp_platform.draws import Distribution, Region
 Tensor = Any
 OfDtype = Callable[[str], Distribution]
 """The distribution for the dtype of a tensor."""
+Values = Callable[[Region, str, Generator], Tensor]
+"""Makes the values of a region on a device, in any dtype that holds them."""
 
 
 def drawn(distribution: Distribution, region: Region, device: str, generator: Generator) -> Tensor:
@@ -24,6 +26,16 @@ def drawn(distribution: Distribution, region: Region, device: str, generator: Ge
 
 
 def write(local: Tensor, region: Region, distribution: OfDtype, generator: Generator) -> Tensor:
+    """Fill a local tensor with a distribution's numbers in its dtype; see :func:`write_values`."""
+    of_dtype = distribution(get_platform().dtype_name(local.dtype))
+
+    def values(region: Region, device: str, generator: Generator) -> Tensor:
+        return drawn(of_dtype, region, device, generator)
+
+    return write_values(local, region, values, generator)
+
+
+def write_values(local: Tensor, region: Region, values: Values, generator: Generator) -> Tensor:
     """Fill a local tensor, outside of the graph. Returns it. RuntimeError for a tensor that backward needs as it is."""
     platform = get_platform()
     if platform.requires_grad(local) and not platform.is_leaf(local) and platform.is_grad_enabled():
@@ -31,11 +43,9 @@ def write(local: Tensor, region: Region, distribution: OfDtype, generator: Gener
             "random values written into a tensor that operations have made, and that requires grad, would leave it with the "
             "gradient of what it was: write into a leaf, or under no_grad()"
         )
-    of_dtype = distribution(platform.dtype_name(local.dtype))
     device = platform.device_of(local)
     if device != "meta":
-        values = drawn(of_dtype, region, device, generator)
-        platform.copy_(local, platform.cast(values, local.dtype))
+        platform.copy_(local, platform.cast(values(region, device, generator), local.dtype))
     return local
 
 

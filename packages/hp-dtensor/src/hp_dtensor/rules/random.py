@@ -21,8 +21,8 @@ Tensor = Any
 
 
 # -------------------------------------------------------------------------------------------------------- values in place
-def _writing(x: Spec, of: Callable[..., OfDtype], name: str) -> Outcome:
-    """``of(*arguments)`` gives the distribution for a dtype; it gets the arguments of the call but for ``generator``."""
+def writing(x: Spec, of: Callable[..., Any], name: str, fill: Callable[..., Tensor] = write) -> Outcome:
+    """``fill(local, region, of(*arguments), generator)``, where the arguments are those of the call but for ``generator``."""
     refuse_partial(x, f"{name} of")
     region = region_of(x)
 
@@ -32,7 +32,7 @@ def _writing(x: Spec, of: Callable[..., OfDtype], name: str) -> Outcome:
             raise RuntimeError(
                 f"{name} of a DTensor that requires grad would change what backward counts on: call it under no_grad()"
             )
-        return write(local, region, of(*args, **kwargs), generator)
+        return fill(local, region, of(*args, **kwargs), generator)
 
     return Outcome((x.placements,), x.placements, x.shape, run=run)
 
@@ -40,7 +40,7 @@ def _writing(x: Spec, of: Callable[..., OfDtype], name: str) -> Outcome:
 @rule("uniform_", params=("input", ("from", 0.0), ("to", 1.0)), by_value=False, in_place=True)
 def uniform_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.uniform_(low, high)``."""
-    return _writing(
+    return writing(
         x, lambda low=0.0, high=1.0: lambda name: Distribution.uniform(low, high, name), "uniform_"
     )
 
@@ -48,13 +48,13 @@ def uniform_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
 @rule("normal_", params=("input", ("mean", 0.0), ("std", 1.0)), by_value=False, in_place=True)
 def normal_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.normal_(mean, std)``."""
-    return _writing(x, lambda mean=0.0, std=1.0: lambda name: Distribution.normal(mean, std, name), "normal_")
+    return writing(x, lambda mean=0.0, std=1.0: lambda name: Distribution.normal(mean, std, name), "normal_")
 
 
 @rule("exponential_", params=("input", ("lambd", 1.0)), by_value=False, in_place=True)
 def exponential_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.exponential_(rate)``."""
-    return _writing(x, lambda rate=1.0: lambda name: Distribution.exponential(rate, name), "exponential_")
+    return writing(x, lambda rate=1.0: lambda name: Distribution.exponential(rate, name), "exponential_")
 
 
 @rule("bernoulli_", params=("input", ("p", 0.5)), by_value=False, in_place=True)
@@ -64,7 +64,7 @@ def bernoulli_(x: Any, p: Any = 0.5, **kwargs: Any) -> Outcome:
         raise ValueError(
             "bernoulli_ takes one probability; for one per element write x.copy_(torch.bernoulli(p))"
         )
-    return _writing(x, lambda share=0.5: lambda name: Distribution.event(share), "bernoulli_")
+    return writing(x, lambda share=0.5: lambda name: Distribution.event(share), "bernoulli_")
 
 
 @rule("random_", params=("input", ("from", None), ("to", None)), by_value=False, in_place=True)
@@ -76,7 +76,7 @@ def random_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
         first, last = (0, low) if high is None else (low or 0, high)
         return filling.whole_numbers(first, last)
 
-    return _writing(x, of, "random_")
+    return writing(x, of, "random_")
 
 
 # ------------------------------------------------------------------------------------------------------------ new tensors

@@ -7,9 +7,10 @@ from typing import Any
 
 from hp_dtensor.rng import composed
 from hp_dtensor.rng.dropout import channel_factors
-from hp_dtensor.rng.places import refuse_partial, region_of, take, whole_placements
-from hp_dtensor.rng.writing import drawn
+from hp_dtensor.rng.places import region_of, take, whole_placements
+from hp_dtensor.rng.writing import drawn, write_values
 from hp_dtensor.rules.elementwise import pointwise
+from hp_dtensor.rules.random import writing
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, make_spec
 from hp_platform import get_platform
@@ -18,37 +19,22 @@ from hp_platform.draws import Distribution, Region
 Tensor = Any
 
 
-def _writing(x: Spec, of: Callable[..., composed.Values], name: str) -> Outcome:
-    refuse_partial(x, f"{name} of")
-    region = region_of(x)
-
-    def run(local: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
-        platform = get_platform()
-        if platform.requires_grad(local) and platform.is_grad_enabled():
-            raise RuntimeError(
-                f"{name} of a DTensor that requires grad would change what backward counts on: call it under no_grad()"
-            )
-        return composed.write_values(local, region, of(*args, **kwargs), generator)
-
-    return Outcome((x.placements,), x.placements, x.shape, run=run)
-
-
 @rule("cauchy_", params=("input", ("median", 0.0), ("sigma", 1.0)), by_value=False, in_place=True)
 def cauchy_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.cauchy_(median, sigma)``."""
-    return _writing(x, composed.cauchy, "cauchy_")
+    return writing(x, composed.cauchy, "cauchy_", write_values)
 
 
 @rule("log_normal_", params=("input", ("mean", 1.0), ("std", 2.0)), by_value=False, in_place=True)
 def log_normal_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.log_normal_(mean, std)``."""
-    return _writing(x, composed.log_normal, "log_normal_")
+    return writing(x, composed.log_normal, "log_normal_", write_values)
 
 
 @rule("geometric_", params=("input", "p"), by_value=False, in_place=True)
 def geometric_(x: Any, *args: Any, **kwargs: Any) -> Outcome:
     """``x.geometric_(p)``."""
-    return _writing(x, composed.geometric, "geometric_")
+    return writing(x, composed.geometric, "geometric_", write_values)
 
 
 def _of_whole(x: Spec, draw: Callable[[Tensor, Region, Any], Tensor]) -> Outcome:
