@@ -44,9 +44,8 @@ def find(root: Path, identity: dict[str, Any]) -> Saved:
     except (OSError, ValueError) as error:
         raise _refusal(error) from None
     if report.missing or report.mismatched:
-        raise UsageError(
-            f"--resume: {report.folder} is no checkpoint of this program: it lacks {', '.join(report.missing)}"
-        )
+        wrong = [f"it lacks {', '.join(report.missing)}"] if report.missing else list(report.mismatched)
+        raise UsageError(f"--resume: {report.folder} is no checkpoint of this program: {'; '.join(wrong)}")
     return Saved(report.folder, said["run"]["step"], said["run"]["identity"])
 
 
