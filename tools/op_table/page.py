@@ -7,7 +7,8 @@ from typing import Any
 
 from hp_dtensor.rules import RULES
 from nox_support.house import ROOT
-from op_table.table import CAUTIOUS_FOR_A_REASON, WITHOUT_CALLS, family, read
+from op_table.argued import ARGUED
+from op_table.table import WITHOUT_CALLS, family, read
 
 PAGE = ROOT / "docs" / "pages" / "operations.md"
 NAMES = 6
@@ -26,14 +27,15 @@ truth value that all ranks get. `S(0) → P` needs no communication. `S(0) → R
 the whole tensor, as a ring does it: gathering a tensor over two ranks is 50%, reducing a sum 100%. Moves of the
 inputs and collectives inside of the operation count, those of the backward pass do not. Every placement of every tensor is taken;
 all-`R` calls move nothing and are left out. Other kinds of `Partial` are reduced first, but for averages where the operation is
-linear, and for all kinds where it only gives the values of one tensor other places (views and their kin).
+linear, and for all kinds where it only gives values other places (views, `cat`, `flip` and their kin; `neg` makes a maximum a
+minimum), if all tensors lie so.
 
 For several tensors the combinations that move nothing are listed, and the others counted.
 
 An asterisk marks a result that is **over-cautious**: the operation would have given the right values on the pieces as they lay, but the
 rule moved bytes. That is found by running the plain function on the pieces and trying whether they make up the whole; values
 alone say nothing about gradients, so an asterisk is a question to the rule and not yet a defect. On this page: {count}.
-Not marked, because the move has a reason that the trial cannot see: {argued}.
+Not marked, because the move has a reason that the trial cannot see (`*` and `?` stand for anything): {argued}.
 
 MindSpore: whether something there follows the rule, among its primitives and methods. Rules that MindSpore alone uses show its calls.
 """
@@ -48,10 +50,10 @@ def page(tables: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         families.setdefault(torch[rule]["family"], []).append(rule)
     marked = sum(_num_over_cautious(row) for entry in torch.values() for row in entry["calls"])
     count = f"{marked} combination{'s' * (marked > 1)}" if marked else "none"
-    reasons: dict[str, list[str]] = {}
-    for rule, why in CAUTIOUS_FOR_A_REASON.items():
-        reasons.setdefault(why, []).append(f"`{rule}`")
-    argued = "; ".join(f"{', '.join(rules)} ({why})" for why, rules in reasons.items())
+    argued = "; ".join(
+        f"{', '.join(f'`{rule}`' for rule in entry.rules)} in {' or '.join(f'`{c}`' for c in entry.combinations)} ({entry.why})"
+        for entry in ARGUED
+    )
     lines = [INTRODUCTION.format(count=count, argued=argued)]
     for name in sorted(families):
         lines += [

@@ -13,6 +13,7 @@ from hp_dtensor.placements import Partial, Placement, Replicate, Shard
 from hp_dtensor.rules import RULES
 from hp_platform import get_platform
 from nox_support.house import ROOT
+from op_table.argued import reason
 from op_table.bytes_moved import answer, sketches
 from op_table.calls import Call, Sketch, calls
 from op_table.could_stay import could_stay, drawn, short
@@ -32,30 +33,6 @@ WITHOUT_CALLS = {
     "by_axis": "MindSpore's spelling of the rule without `_by_axis`",
 }
 """Why a rule, or all rules of a family, have no calls in the table of torch."""
-
-CAUTIOUS_FOR_A_REASON = {
-    "nansum": "a share of a sum may be NaN, or hide one",
-    "nanmean": "a share of a sum may be NaN, or hide one",
-    "embedding": "with `scale_grad_by_freq` its gradient counts all places of the batch",
-    **dict.fromkeys(
-        ("scatter", "index_copy"),
-        "of the values for a place that is named twice frameworks keep any, each rank perhaps another one's share",
-    ),
-    **dict.fromkeys(
-        ("searchsorted", "bucketize"),
-        "boundaries are fewer than values, so joining them moves less than reducing places; NaN behind them is found by halving",
-    ),
-    **dict.fromkeys(
-        ("masked_select", "getitem", "bincount"),
-        "how large the result of a mask, or of counting numbers, is, the values say, so all ranks get it whole",
-    ),
-    **dict.fromkeys(
-        ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"),
-        "a weight or statistic that is a sum is smaller than the result, which would be the sum otherwise",
-    ),
-    "scaled_dot_product_attention": "fused kernels take values only with as many channels per head as queries have",
-}
-"""Rules whose moves the trial, of values alone and forward only, would call unneeded: why they are made."""
 
 
 def family(rule: str) -> str:
@@ -101,6 +78,7 @@ def _row(call: Call) -> dict[str, Any]:
     values = [platform.tensor(v, x.dtype) for v, x in zip(drawn(tensors, 0), tensors, strict=True)]
     kept: list[list[str]] = []
     moved: list[list[Any]] = []
+    argued: list[str] = []
     for placements in itertools.product(*map(_choices, tensors)):
         if all(p.is_replicate() for p in placements):
             continue
@@ -110,10 +88,12 @@ def _row(call: Call) -> dict[str, Any]:
         if got.share == 0:
             kept.append([given, results])
             continue
-        is_open = None not in got.results and call.rule not in CAUTIOUS_FOR_A_REASON
-        is_over_cautious = is_open and could_stay(call, tensors, placements)
-        moved.append([given, results, round(100 * got.share), is_over_cautious])
-    row: dict[str, Any] = {"call": call.words, "tensors": len(tensors)}
+        stays = None not in got.results and could_stay(call, tensors, placements)
+        has_reason = stays and reason(call.rule, call.words, given) is not None
+        if has_reason:
+            argued.append(given)
+        moved.append([given, results, round(100 * got.share), stays and not has_reason])
+    row: dict[str, Any] = {"call": call.words, "tensors": len(tensors), "argued": argued}
     if len(tensors) == 1:
         return {**row, "kept": kept, "moved": moved}
     over_cautious = [given for given, *_, is_over_cautious in moved if is_over_cautious]

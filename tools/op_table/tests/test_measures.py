@@ -31,6 +31,9 @@ class NumpyPlatform:
     def narrow(self, x: np.ndarray, dim: int, start: int, length: int) -> np.ndarray:
         return np.take(x, range(start, start + length), dim)
 
+    def supports(self, _: str) -> bool:
+        return False
+
     detach = clone = to_numpy
 
 

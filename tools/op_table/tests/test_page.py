@@ -3,6 +3,7 @@
 from hp_dtensor import _names
 from hp_dtensor.rules import RULES
 from op_table import page, table
+from op_table.argued import ARGUED, reason
 
 HINT = "make it anew with `nox -s op-table`"
 
@@ -40,6 +41,26 @@ def test_functions_are_those_of_the_tables_of_names() -> None:
 
 def test_the_page_is_made_of_what_is_kept() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), HINT
+
+
+def test_every_reason_is_needed_and_hides_only_what_could_stay() -> None:
+    hidden = [
+        (rule, row["call"], given)
+        for rule, entry in table.read("torch")["rules"].items()
+        for row in entry["calls"]
+        for given in row["argued"]
+    ]
+    assert all(reason(*one) is not None for one in hidden), HINT
+    idle = [entry.why for entry in ARGUED if not any(entry.is_for(*one) for one in hidden)]
+    assert not idle, f"these reasons hide nothing: {idle}; remove them, or {HINT}"
+    rules = {rule for entry in ARGUED for rule in entry.rules}
+    assert rules <= {rule for rule, *_ in hidden}, f"without a hidden combination: {rules}"
+
+
+def test_a_reason_is_for_the_combinations_that_it_names() -> None:
+    assert reason("nansum", "nansum(5x3, 0)", "P") is not None
+    assert reason("nansum", "nansum(5x3, 0)", "S(0)") is None
+    assert reason("embedding", "embedding(8, 5x3)", "S(0), R") is None
 
 
 def test_a_rule_without_calls_and_without_a_reason_is_found() -> None:
