@@ -82,6 +82,7 @@ def test_it_learns_and_leaves_its_results(backend: str, tmp_path: Path) -> None:
     assert found[-1]["loss"] < found[0]["loss"] - 0.8
     assert all(row["tokens_per_second"] > 0 and row["memory_bytes"] > 0 for row in found)
     whole = load_file(tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "metrics.jsonl").stat().st_mode
     assert whole["embedding"].shape == (256, 32)
     assert whole["layers.1.feed_forward.down"].shape == (32, 48)
     assert all(np.isfinite(x).all() for x in whole.values())

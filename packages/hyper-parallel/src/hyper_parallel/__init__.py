@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hp_dtensor import parallelize_value_and_grad as parallelize_value_and_grad
     from hp_dtensor import rand as rand
     from hp_dtensor import randn as randn
+    from hp_dtensor import random as random
     from hp_dtensor import rebuild_dtensor as rebuild_dtensor
     from hp_dtensor import redistribute_plan as redistribute_plan
     from hp_dtensor import save as save
@@ -124,6 +125,7 @@ _WHERE = {
     "parallelize_value_and_grad": "hp_dtensor",
     "rand": "hp_dtensor",
     "randn": "hp_dtensor",
+    "random": "hp_dtensor",
     "rebuild_dtensor": "hp_dtensor",
     "redistribute_plan": "hp_dtensor",
     "save": "hp_dtensor",

@@ -195,14 +195,14 @@ class _Job:
 
     def export(self, file: Path) -> None:
         """Whole parameters as one plain safetensors file, written by rank 0. Communication: the gathers of all parameters."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole = get_model_state_dict(self.model, options=options)
         if self.world.rank == 0:
             arrays = {name: self.platform.to_numpy(whole[name]) for name in self.shapes}
             partial = file.with_suffix(".partial")
-            save_file(arrays, partial)
+            partial.write_bytes(save(arrays))  # save_file would make a file that only its owner may read
             partial.replace(file)
 
 
