@@ -197,6 +197,44 @@ def test_row_23_plain_constants_stand_beside_sharded_tensors_and_trained_ones_ar
             p.linear(q, _leaf(world, cos))
 
 
+@distributed(world_size=2)
+def test_row_23_an_error_names_the_module_that_was_running(world: World) -> None:
+    p, mesh = world.platform, _line(world)
+    base: Any = p.Module
+
+    class Inner(base):
+        def forward(self, x: Any, other: Any) -> Any:
+            return x * other
+
+        construct = forward
+
+    class Outer(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = p.ModuleList([Inner(), Inner()])
+
+        def forward(self, x: Any, other: Any) -> Any:
+            first, second = self.layers
+            return second(first(x, 2), other)
+
+        construct = forward
+
+    x = distribute_tensor(_numbers(world, 3, 4), mesh, [S0])
+    trained = _leaf(world, _numbers(world, 3, 4))
+    _same(world, Outer()(x, x), 2 * _numbers(world, 3, 4) * _numbers(world, 3, 4), "no error")
+    for module, other, where in (
+        (Outer(), trained, r"; in Outer 'layers\.1' \(Inner\)$"),
+        (Inner(), trained, r"; in Inner$"),
+        (Outer(), distribute_tensor(_numbers(world, 5), mesh, [R]), r"; in Outer 'layers\.1' \(Inner\)$"),
+    ):
+        with pytest.raises(ValueError, match=where) as caught:
+            module(x, other)
+        assert str(caught.value).count("; in ") == 1
+    with pytest.raises(ValueError, match="requires grad, beside") as outside:
+        x * trained
+    assert "; in " not in str(outside.value)
+
+
 # -------------------------------------------------------------------------------------------------------- rows 24, 25
 @distributed(world_size=(1, 2, 3))
 def test_rows_24_and_25_draws_and_masks_do_not_depend_on_the_sharding(world: World) -> None:

@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from hp_dtensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from hp_dtensor import (
+    DTensor,
+    Partial,
+    Placement,
+    RaggedShard,
+    Replicate,
+    Shard,
+    SkipDTensorDispatch,
+    check_spmd,
+    distribute_tensor,
+)
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
@@ -166,6 +176,26 @@ def test_a_plain_tensor_is_the_whole_for_copy(world: World) -> None:
             assert_parity(target, x * 0 + 1.5, name=str(at), **EXACT)
             target.zero_()
             assert_parity(target, x * 0, name=str(at), **EXACT)
+        for at in (Partial("prod"), Partial("max"), RaggedShard((0,), (4, 1))):
+            target = distribute_tensor(x, mesh, [Replicate()]).redistribute(placements=[at])
+            assert_parity(target.fill_(1.5).full_tensor(), x * 0 + 1.5, name=str(at), **EXACT)
+            assert_parity(target.copy_(v).full_tensor(), v, name=str(at), **EXACT)
+            assert_parity(target.zero_().full_tensor(), x * 0, name=str(at), **EXACT)
+            assert target.placements == (at,)
+
+
+@distributed(2)
+def test_whole_writes_follow_skipped_dispatch_and_check_spmd(world: World) -> None:
+    platform, mesh = world.platform, init_device_mesh(world.device_type, (2,))
+    x = distribute_tensor(_whole(world, 5, 3), mesh, [Shard(0)])
+    own = platform.clone(platform.detach(x.to_local()))
+    with platform.no_grad():
+        for write in (lambda: x.copy_(own * 2), lambda: x.fill_(3.0), lambda: x.zero_()):
+            with SkipDTensorDispatch():
+                assert not isinstance(write(), DTensor)
+        assert_parity(x.full_tensor(), _whole(world, 5, 3) * 0, **EXACT)
+        with check_spmd(), pytest.raises(RuntimeError, match="copy_"):
+            x.copy_(DTensor.from_local(own[:1] * 0 + world.rank, mesh, [Replicate()]))
 
 
 @distributed(2, backends=["torch", "cuda", "npu"])

@@ -35,7 +35,7 @@ def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) ->
     def adopt(x: Any, place: str) -> Any:
         if isinstance(x, tensor_class) or not platform.is_tensor(x):
             return x
-        if platform.requires_grad(x) and not is_alone:
+        if platform.requires_grad(x) and platform.is_grad_enabled() and not is_alone:
             raise ValueError(
                 f"{place} of {name_of(function)} is a plain tensor of shape {tuple(x.shape)} that requires "
                 f"grad, beside a DTensor: say how it lies, with DTensor.from_local(x, mesh, [Replicate(), ...]) or "

@@ -27,9 +27,6 @@ class DTensorBase:
         def _wrap(local: Tensor, spec: Spec) -> Any:
             """The DTensor of a local tensor; the frameworks' classes have it."""
 
-        def _write(self, value: Tensor) -> None:
-            """Write into the local tensor, recorded for backward where the framework can; the frameworks' classes have it."""
-
         def redistribute(self, device_mesh: Any = None, placements: Any = None) -> Any:
             """See :class:`hp_dtensor.dtensor.DTensorMethods`."""
 

@@ -17,6 +17,7 @@ from hp_dtensor.placements import REPLICATE
 from hp_dtensor.plan import Plan, make_plan, position_of, run_plan
 from hp_dtensor.redistribution import moves_between, run_moves
 from hp_dtensor.rules.registry import Rule
+from hp_dtensor.running_module import tell_module
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec, make_spec, remember
 from hp_platform import _process, get_platform
@@ -24,6 +25,8 @@ from hp_platform import _process, get_platform
 Tensor = Any
 Dispatch = Callable[[Rule, Any, tuple[Any, ...], Mapping[str, Any] | None], Any]
 _SCALARS = frozenset({int, float, bool, complex, str, type(None)})
+_WRITES_ALL = frozenset({"copy_", "fill_", "zero_"})
+"""Rules that write every element, so that the target may lie as it will."""
 
 
 def build_dispatch(
@@ -53,92 +56,102 @@ def build_dispatch(
             watcher = _process.spmd_watcher.get()
             if watcher is not None:
                 return watcher.run(dispatch, rule, function, args, kwargs)
-        if (kwargs or rule.binds) and not is_bound:
-            if kwargs and kwargs.get("out") is not None:
-                return written_out(rule, function, args, dict(kwargs))
-            args, kwargs = bound(rule, function, args, kwargs or {})
-            if kwargs and kwargs.pop("inplace", False):
-                rule = rule.writing(function)
-        first: Any = None
-        key: list[Any] = [rule]
-        local: list[Any] = []
-        for arg in args:
-            kind = type(arg)
-            if kind is tensor_class or isinstance(arg, tensor_class):
-                if first is None:
-                    first = arg
-                key.append(arg._spec)
-                local.append(arg._local)
-                continue
-            if kind not in _SCALARS:
-                if kind is list or kind is tuple:
-                    arg = tuple(arg)
-                    for member in arg:
-                        if isinstance(member, plain):
-                            break
-                    else:
-                        member = None
-                    if member is not None:
-                        of_list = local_list(rule, function, arg)
-                        if of_list is None:
-                            return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
-                        first = (
-                            next(x for x in arg if isinstance(x, tensor_class)) if first is None else first
-                        )
-                        key.append(of_list[0])
-                        local.append(of_list[1])
-                        continue
-                elif isinstance(arg, plain):
-                    return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
-            key.append(kind)
-            if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
-                key.append(_hashable(rule, function, arg))
-            local.append(arg)
-        if first is None:
-            raise ValueError(
-                f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
-            )
-        if kwargs:
-            if any(isinstance(value, plain) for value in kwargs.values()):
-                kwargs = arguments.with_numbers(function, kwargs)
-            key.append(_key_of(rule, function, kwargs))
-        plans = first._spec.plans
         try:
-            plan = plans.get(tuple(key))
-        except TypeError as error:  # lists in tuples
-            raise ValueError(
-                f"{name_of(function)} of a DTensor got an argument with which rule {rule.name!r} can do nothing: {error}"
-            ) from error
-        if plan is None:
-            if any(x._spec.mesh is not first._spec.mesh for x in arguments.members(args, tensor_class)):
-                return dispatch(
-                    rule, function, arguments.on_one_mesh(function, args, tensor_class, wrap), kwargs, True
+            if (kwargs or rule.binds) and not is_bound:
+                if kwargs and kwargs.get("out") is not None:
+                    return written_out(rule, function, args, dict(kwargs))
+                args, kwargs = bound(rule, function, args, kwargs or {})
+                if kwargs and kwargs.pop("inplace", False):
+                    rule = rule.writing(function)
+            first: Any = None
+            key: list[Any] = [rule]
+            local: list[Any] = []
+            for arg in args:
+                kind = type(arg)
+                if kind is tensor_class or isinstance(arg, tensor_class):
+                    if first is None:
+                        first = arg
+                    key.append(arg._spec)
+                    local.append(arg._local)
+                    continue
+                if kind not in _SCALARS:
+                    if kind is list or kind is tuple:
+                        arg = tuple(arg)
+                        for member in arg:
+                            if isinstance(member, plain):
+                                break
+                        else:
+                            member = None
+                        if member is not None:
+                            of_list = local_list(rule, function, arg)
+                            if of_list is None:
+                                return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
+                            first = (
+                                next(x for x in arg if isinstance(x, tensor_class))
+                                if first is None
+                                else first
+                            )
+                            key.append(of_list[0])
+                            local.append(of_list[1])
+                            continue
+                    elif isinstance(arg, plain):
+                        return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
+                key.append(kind)
+                if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
+                    key.append(_hashable(rule, function, arg))
+                local.append(arg)
+            if first is None:
+                raise ValueError(
+                    f"{name_of(function)} got DTensors inside of a list or by a keyword, where its rule takes none"
                 )
-            plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
+            if kwargs:
+                if any(isinstance(value, plain) for value in kwargs.values()):
+                    kwargs = arguments.with_numbers(function, kwargs)
+                key.append(_key_of(rule, function, kwargs))
+            plans = first._spec.plans
+            try:
+                plan = plans.get(tuple(key))
+            except TypeError as error:  # lists in tuples
+                raise ValueError(
+                    f"{name_of(function)} of a DTensor got an argument with which rule {rule.name!r} can do nothing: {error}"
+                ) from error
+            if plan is None:
+                if any(x._spec.mesh is not first._spec.mesh for x in arguments.members(args, tensor_class)):
+                    return dispatch(
+                        rule,
+                        function,
+                        arguments.on_one_mesh(function, args, tensor_class, wrap),
+                        kwargs,
+                        True,
+                    )
+                plan = make_plan(rule, function, args, kwargs or {}, tensor_class)
+                result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
+                if result is NotImplemented:
+                    return result  # an operator beside what it does not know: Python goes on with the other's
+                remember(plans, tuple(key), plan)
+                return as_view(result, first, plan, function, args) if rule.views else result
+            if plan.is_simple:
+                result = function(*local, **kwargs) if kwargs else function(*local)
+                # What changes nothing returns the same object, with the marks that it has.
+                if result is first._local and plan.output is first._spec:
+                    return first
+                result = wrap(result, plan.output)
+                if rule.views and getattr(first, "_copy_of_view", None):
+                    return as_view(result, first, plan, function, args)
+                return result
+            if plan.is_direct and not rule.in_place:
+                result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
+                if result is first._local and plan.output is first._spec:
+                    return first
+                result = wrap(result, plan.output if plan.of_truths is None else plan.spec_of(result))
+                if rule.views and getattr(first, "_copy_of_view", None):
+                    return as_view(result, first, plan, function, args)
+                return result
             result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
-            if result is NotImplemented:
-                return result  # an operator beside what it does not know: Python goes on with the other's
-            remember(plans, tuple(key), plan)
             return as_view(result, first, plan, function, args) if rule.views else result
-        if plan.is_simple:
-            result = function(*local, **kwargs) if kwargs else function(*local)
-            # What changes nothing returns the same object, with the marks that it has.
-            if result is first._local and plan.output is first._spec:
-                return first
-            result = wrap(result, plan.output)
-            if rule.views and getattr(first, "_copy_of_view", None):
-                return as_view(result, first, plan, function, args)
-            return result
-        if plan.is_direct and not rule.in_place:
-            result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
-            if result is first._local and plan.output is first._spec:
-                return first
-            result = wrap(result, plan.output if plan.of_truths is None else plan.spec_of(result))
-            if rule.views and getattr(first, "_copy_of_view", None):
-                return as_view(result, first, plan, function, args)
-            return result
-        result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
-        return as_view(result, first, plan, function, args) if rule.views else result
+        except Exception as error:
+            tell_module(error)
+            raise
 
     def written_out(rule: Rule, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``out=``: the result, written into a tensor that stays as it lies. No gradient is recorded, as of the framework's."""
@@ -240,7 +253,10 @@ def build_dispatch(
                 f"{plan.output.shape}: use the operation that makes a new tensor"
             )
         stays = plan.output is spec and not any(position_of(move.place) == 0 for move in plan.moves)
-        if rule.functional is None:
+        functional: Any = rule.functional
+        if functional is None and not stays and rule.name in _WRITES_ALL:
+            functional = function  # on a copy that lies as the rule wants it
+        if functional is None:
             if not stays:
                 raise ValueError(
                     f"{name_of(function)} cannot write into a tensor that lies as {spec.placements}: redistribute it to "
@@ -251,12 +267,12 @@ def build_dispatch(
             run_plan(plan, function, args, local, kwargs)  # the rule's own way to write
             return target
         platform: Any = get_platform()
-        if stays and write is not None and plan.run is None and plan.around is None and not plan.is_empty:
+        runs_kernel = plan.run is None and plan.around is None and not (plan.is_empty or plan.meets)
+        if stays and write is not None and runs_kernel:
             # A keyword says of a function of new tensors that it shall write.
-            kernel = partial(function, inplace=True) if function is rule.functional else function
+            kernel: Any = partial(function, inplace=True) if function is rule.functional else function
             run_plan(plan, kernel, args, local, kwargs)
             return target
-        functional = rule.functional
         records = any(isinstance(x, plain) and platform.requires_grad(x) for x in local)
         if write is not None and plan.run is None and records and platform.is_grad_enabled():
             # Its backward may need what is written over below.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hp_dtensor.running_module import running_module
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -27,7 +28,7 @@ def no_rule(name: str, specs: Sequence[Any]) -> NotImplementedError:
     return NotImplementedError(
         f"{platform.platform_type.value} {platform.framework_version}: {name} has no rule for DTensors; got "
         f"{shown_specs(specs)}. Ways out: x.full_tensor() to work on the whole tensor, x.to_local() to work on this rank's "
-        f"piece and DTensor.from_local() for the result, or a rule of your own (hp_dtensor.rules.rule)"
+        f"piece and DTensor.from_local() for the result, or a rule of your own (hp_dtensor.rules.rule){running_module()}"
     )
 
 

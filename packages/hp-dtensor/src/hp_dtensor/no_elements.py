@@ -3,6 +3,11 @@
 [Note: empty pieces] Where a dim is shorter than its mesh dim, some ranks hold nothing. Their backward must still reach every
 mark behind the operation, since the other ranks wait there. Frameworks are not reliable here: MindSpore's sum over no
 elements leaves memory as it was, and the gradient of a product with no rows ends the backward.
+
+[Note: derivatives of every order] How a gradient is computed depends on the piece: that of an operation on elements depends on
+its inputs, zeros do not, nor do some gradients of torch's where a piece has one element or two zeros (prod, cumprod). When
+that gradient is differentiated itself, one rank would walk to the collectives behind the inputs, and the other not. So where
+pieces may differ so, *all* ranks let the gradient depend on all inputs, by zeros: :func:`meeting`.
 """
 
 from __future__ import annotations
@@ -37,6 +42,31 @@ def zeros_from(like: Tensor, inputs: Sequence[Any]) -> Tensor:
     return _functions().ZerosFrom.apply(like, *tensors)
 
 
+def meeting(result: Any, inputs: Sequence[Any]) -> Any:
+    """``result``, whose gradient depends on all ``inputs``, at every order. See [Note: derivatives of every order].
+
+    Tensors among ``inputs`` may stand in lists; ``result`` may be several. Itself where no gradient is recorded.
+    """
+    platform: Any = get_platform()
+    if not platform.is_grad_enabled():
+        return result
+    flat = (x for arg in inputs for x in (arg if isinstance(arg, (list, tuple)) else (arg,)))
+    tensors = [x for x in flat if platform.is_tensor(x) and platform.requires_grad(x)]
+    if not tensors:
+        return result
+    if isinstance(result, (list, tuple)):
+        make = getattr(type(result), "_make", type(result))
+        return make([_met(x, tensors) for x in result])
+    return _met(result, tensors)
+
+
+def _met(x: Any, tensors: Sequence[Tensor]) -> Any:
+    platform: Any = get_platform()
+    if not (platform.is_tensor(x) and platform.is_floating(x.dtype)):
+        return x
+    return _functions().Meeting.apply(x, *tensors)
+
+
 @once
 def _functions(platform: Any) -> SimpleNamespace:
     class ZerosFrom(platform.Function):
@@ -51,4 +81,20 @@ def _functions(platform: Any) -> SimpleNamespace:
             # Computed from g, so that a second backward passes here, too.
             return None, *(ZerosFrom.apply(like, g) for like in zeros)
 
-    return SimpleNamespace(ZerosFrom=ZerosFrom)
+    class Meeting(platform.Function):
+        """The identity of the first tensor; the gradients of the others are zeros. All of them depend on all tensors."""
+
+        @staticmethod
+        def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
+            ctx.others = others
+            return platform.detach(y)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple:
+            zeros = [platform.zeros_like(platform.detach(x)) for x in ctx.others]
+            if platform.is_grad_enabled():
+                g = Meeting.apply(g, *ctx.others)
+                zeros = [zeros_from(x, [g]) for x in zeros]
+            return g, *zeros
+
+    return SimpleNamespace(ZerosFrom=ZerosFrom, Meeting=Meeting)

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
-from hp_dtensor.no_elements import without_elements
-from hp_dtensor.placements import Partial
+from hp_dtensor.no_elements import meeting, without_elements
+from hp_dtensor.placements import Partial, RaggedShard
 from hp_dtensor.planning import Move
 from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.rules.registry import Outcome, Rule
 from hp_dtensor.rules_view import ask
-from hp_dtensor.spec import Spec, make_spec
+from hp_dtensor.spec import Spec, local_block, make_spec
 from hp_platform import get_platform
 
 Tensor = Any
@@ -71,6 +71,8 @@ class Plan:
     """The output's spec for truth values, where ``output`` is a sum. See [Note: sums of truth values]."""
     is_copy: bool = False
     """Whether results that are views in the unsharded program are none here: pieces moved, or ranks hold zeros for a part."""
+    meets: bool = False
+    """Whether gradients depend on all inputs on every rank. See [Note: derivatives of every order] in no_elements."""
 
     def spec_of(self, result: Tensor) -> Spec:
         """Of the result, if it is one tensor.
@@ -89,7 +91,8 @@ class Plan:
             local = self.prepare(local)
         run = self.run or (function if self.around is None else self.around(function))
         # See [Note: empty pieces] in hp_dtensor.no_elements.
-        return (without_elements(run) if self.is_empty else run)(*local, **kwargs)
+        result = (without_elements(run) if self.is_empty else run)(*local, **kwargs)
+        return meeting(result, local) if self.meets else result
 
 
 def make_plan(
@@ -109,6 +112,9 @@ def make_plan(
         # Never TypeError: Python would turn it into "unsupported operand".
         raise ValueError(f"{name_of(function)} of {shown_specs(given)}: {error}") from error
     plan = plan_of(outcome, given, function)
+    if plan.meets and (rule.views or (rule.in_place and rule.functional is None)):
+        # Linear on every rank; and a view must stay one, as what is written.
+        plan = plan_of(outcome, given, function, meets=False)
     if rule.views and (plan.moves or _makes_summands(plan, given)):
         return replace(plan, is_copy=True, is_direct=False, is_simple=False)
     if not rule.in_place:
@@ -127,8 +133,11 @@ def _makes_summands(plan: Plan, given: Sequence[Any]) -> bool:
     )
 
 
-def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
-    """How what a rule answered for these arguments (with specs for tensors) is carried out."""
+def plan_of(outcome: Outcome, given: Sequence[Any], function: Any, *, meets: bool | None = None) -> Plan:
+    """How what a rule answered for these arguments (with specs for tensors) is carried out.
+
+    ``meets``: see :class:`Plan`; None: where some rank's piece of an argument or of a result has no elements.
+    """
     flat = list(with_wishes(given, outcome.inputs))
     mesh = flat[0][1].mesh
     output = None if outcome.output is None else make_spec(mesh, outcome.output, outcome.shape)
@@ -144,6 +153,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         for dim in range(len(mesh.shape))
         if mesh.shape[dim] > 1 and any(not spec.placements[dim].is_replicate() for spec in results)
     }
+    pieces = [*results]
     moves: list[InputMove] = []
     marks: list[tuple[Place, tuple[int, ...]]] = []
     for place, spec, wanted in flat:
@@ -151,6 +161,7 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
             continue
         differs = tuple(dim for dim in sorted(differing) if wanted[dim].is_replicate())
         target = make_spec(spec.mesh, wanted, spec.shape)
+        pieces.append(target)
         if target is not spec:
             steps = moves_between(spec, target)
             varying = joined_last(steps) & frozenset(differs)
@@ -161,9 +172,17 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
     replaced = tuple(outcome.replaced.items())
     run, prepare, around = outcome.run, outcome.prepare, outcome.around
     is_empty = output is not None and 0 in output.local_shape and not outcome.meets_others
-    changed = is_empty or moves or marks or replaced or run or prepare or around
+    if meets is None:
+        meets = (
+            bool(results)
+            and get_platform().supports("double_backward")
+            and any(map(_is_empty_somewhere, pieces))
+        )
+    changed = is_empty or meets or moves or marks or replaced or run or prepare or around
     is_simple = output is not None and not changed
-    is_direct = output is not None and run is not None and not (is_empty or moves or marks or replaced)
+    is_direct = (
+        output is not None and run is not None and not (is_empty or meets or moves or marks or replaced)
+    )
     return Plan(
         output,
         outputs,
@@ -178,7 +197,19 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any) -> Plan:
         is_simple,
         is_direct,
         _of_truths(output),
+        meets=meets,
     )
+
+
+def _is_empty_somewhere(spec: Spec) -> bool:
+    """Whether a rank has no elements of a tensor that has some. The last ranks have the least."""
+    if 0 in spec.shape:
+        return False
+    ragged = next((p for p in spec.placements if isinstance(p, RaggedShard)), None)
+    if ragged is not None:
+        return 0 in ragged.local_units
+    last = tuple(n - 1 for n in spec.mesh.shape)
+    return 0 in local_block(spec.shape, spec.placements, spec.mesh.shape, last)[0]
 
 
 def _of_truths(output: Spec | None) -> Spec | None:

@@ -1,11 +1,10 @@
-"""Values of DTensors: read on the host, written from whole tensors, and new ones of the same kind."""
+"""Values of DTensors: read on the host, and new ones of the same kind."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hp_dtensor.base import DTensorBase
-from hp_dtensor.errors import refuse_copy_of_view
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.spec import make_spec, shown
 from hp_platform import get_platform
@@ -14,7 +13,7 @@ Tensor = Any
 
 
 class ValueMethods(DTensorBase):
-    """Reading and writing values."""
+    """Reading values, and making tensors like this one."""
 
     __slots__ = ()
 
@@ -57,50 +56,6 @@ class ValueMethods(DTensorBase):
 
     def __format__(self, format_spec: str) -> str:
         return format(self.item() if format_spec else repr(self), format_spec)
-
-    # ------------------------------------------------------------------------------------------------------------ write
-    def copy_(self, src: Any, non_blocking: bool = False) -> Any:
-        """Write ``src`` into this tensor, which stays as it lies; broadcast and cast. Returns this tensor.
-
-        ``src`` is a DTensor in any placements, or a plain tensor with the whole value, equal on all ranks, of which each takes
-        its piece: so checkpoints of the unsharded model load. ``non_blocking`` changes nothing. Communication: none for a
-        plain tensor; for a DTensor that lies otherwise, :meth:`redistribute`. ValueError for a shape that cannot be broadcast,
-        and for a plain tensor that requires grad.
-        """
-        return self._copy_from(src)
-
-    def _copy_from(self, src: Any) -> Any:
-        refuse_copy_of_view(self, "copy_")
-        spec, platform = self._spec, get_platform()
-        if not isinstance(src, DTensorBase):
-            if not platform.is_tensor(src):
-                raise ValueError(
-                    f"copy_ takes a DTensor or the whole as a plain tensor, got {type(src).__name__}"
-                )
-            if platform.requires_grad(src) and platform.is_grad_enabled():
-                raise ValueError(
-                    f"copy_ got a plain tensor of shape {tuple(src.shape)} that requires grad: say how it lies, with "
-                    f"DTensor.from_local(x, mesh, [Replicate(), ...]) or distribute_tensor, or detach it"
-                )
-            src = self._wrap(src, _replicated(spec, tuple(src.shape)))
-        if src._spec.shape != spec.shape:
-            src = src.broadcast_to(spec.shape)
-        self._write(src.redistribute(spec.mesh, spec.placements)._local)
-        return self
-
-    def fill_(self, value: Any) -> Any:
-        """Every element of the whole becomes ``value``, a number or a tensor of one element. Returns this tensor."""
-        platform = get_platform()
-        if not isinstance(value, DTensorBase) and not platform.is_tensor(value):
-            value = platform.full((), value, self._local.dtype, platform.device_of(self._local))
-        return self._copy_from(value)
-
-    def zero_(self) -> Any:
-        """Every element becomes zero. Returns this tensor. No communication."""
-        refuse_copy_of_view(self, "zero_")
-        platform = get_platform()
-        self._write(platform.zeros((), self._local.dtype, platform.device_of(self._local)))
-        return self
 
     # -------------------------------------------------------------------------------------------------------------- new
     def new_zeros(

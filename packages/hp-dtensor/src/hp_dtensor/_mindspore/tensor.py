@@ -92,14 +92,6 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
         """Whether the dtype is a floating one."""
         return bool(self._local.is_floating_point())
 
-    def _write(self, value: mindspore.Tensor) -> None:
-        platform, own = get_platform(), self._local
-        if platform.is_grad_enabled() and (platform.requires_grad(own) or platform.requires_grad(value)):
-            raise ValueError(
-                "mindspore cannot record writing into a DTensor for backward: write under no_grad(), or make a new tensor"
-            )
-        platform.copy_(own, value)
-
     def copy(self) -> DTensor:
         """Another tensor with the same values."""
         return self.clone()

@@ -53,9 +53,6 @@ class DataMethods(DTensorBase):
         # The outer of a new DTensor has the right face for C++; the Python object stays.
         torch._C._swap_tensor_impl(self, self._wrap(self._local, spec))
 
-    def _write(self, value: torch.Tensor) -> None:
-        self._local.copy_(value)
-
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """``to(dtype)``, ``to(device)``, ``to(other)`` and their options, as of any tensor of torch.
 

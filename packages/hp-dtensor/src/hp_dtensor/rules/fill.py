@@ -35,7 +35,7 @@ def copy_(x: Any, src: Any, non_blocking: bool = False) -> Outcome:
     return Outcome((x.placements, _value_lies(x, src)), x.placements, x.shape)
 
 
-@rule("fill_", params=("input", "value"), in_place=True)
+@rule("fill_", params=("input", "value"), in_place=True, by_value=False)
 def fill_(x: Any, value: Any) -> Outcome:
     """One value everywhere."""
     if isinstance(value, Spec):

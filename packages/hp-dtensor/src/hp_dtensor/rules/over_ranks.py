@@ -13,15 +13,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.no_elements import zeros_from
+from hp_dtensor.no_elements import meeting, zeros_from
 from hp_dtensor.rules.registry import Placements
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
-from hp_platform.on_platform import once
 
 Tensor = Any
 Call = Callable[..., Any]
@@ -132,28 +130,7 @@ class _Before:
 
     def met_by(self, y: Tensor) -> Tensor:
         """``y``, whose backward, and that of its gradient, meets the other ranks' also where this one needs none of them."""
-        platform = get_platform()
-        if not (platform.is_grad_enabled() and any(map(platform.requires_grad, self.every))):
-            return y
-        return _functions().Meeting.apply(y, *self.every)
-
-
-@once
-def _functions(platform: Any) -> SimpleNamespace:
-    class Meeting(platform.Function):
-        """The identity of the first tensor; the gradients of the others are zeros, at every order of derivatives."""
-
-        @staticmethod
-        def forward(ctx: Any, y: Tensor, *others: Tensor) -> Tensor:
-            ctx.others = others
-            return platform.detach(y)
-
-        @staticmethod
-        def backward(ctx: Any, g: Tensor) -> tuple:
-            zeros = [platform.zeros_like(platform.detach(x)) for x in ctx.others]
-            return (Meeting.apply(g, *ctx.others) if platform.is_grad_enabled() else g, *zeros)
-
-    return SimpleNamespace(Meeting=Meeting)
+        return meeting(y, self.every)
 
 
 def _before(last: Tensor, pieces: Pieces) -> _Before:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.no_elements import zeros_from
+from hp_dtensor.no_elements import meeting, zeros_from
 from hp_dtensor.placements import PARTIAL, Partial, Placement, Shard
 from hp_dtensor.rules.along import (
     SUMS,
@@ -190,7 +190,8 @@ def _folding(name: str, kind: str, value: Any, doc: str) -> Callable[..., Outcom
     @rule(name, params=("input", ("dim", None), ("keepdim", False)))
     def plan(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
         outcome, dims, is_cut = reduced(x, dim, keepdim, (), Partial(kind))
-        return with_neutral(x, outcome, dims, keepdim, value) if is_cut else outcome
+        outcome = with_neutral(x, outcome, dims, keepdim, value) if is_cut else outcome
+        return met(outcome) if kind == "prod" else outcome
 
     plan.__doc__ = doc
     return plan
@@ -203,6 +204,22 @@ def with_neutral(x: Spec, outcome: Outcome, dims: Sequence[int], keepdim: bool, 
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda local, *args, **named: neutral(function, local, args, named, dims, keepdim, value)
+
+    return replace(outcome, around=around)
+
+
+def met(outcome: Outcome) -> Outcome:
+    """Of an operation whose kernel's gradient depends on its input or not, as the piece's values are.
+
+    See [Note: derivatives of every order] in hp_dtensor.no_elements.
+    """
+    if not get_platform().supports("double_backward") or all(p.is_replicate() for p in outcome.output or ()):
+        return outcome
+    inner = outcome.around
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        run = function if inner is None else inner(function)
+        return lambda local, *args, **named: meeting(run(local, *args, **named), [local])
 
     return replace(outcome, around=around)
 

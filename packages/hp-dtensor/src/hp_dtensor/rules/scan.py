@@ -20,6 +20,7 @@ from hp_dtensor.rules.over_ranks import (
     scanned,
     scanned_with_places,
 )
+from hp_dtensor.rules.reduction import met
 from hp_dtensor.rules.registry import Outcome, Result, rule
 from hp_dtensor.spec import Spec
 
@@ -35,7 +36,7 @@ def cumsum(x: Any, dim: Any, *rest: Any, **kwargs: Any) -> Outcome:
 @rule("cumulative", params=("input", "dim"))
 def cumulative(x: Any, dim: Any, *rest: Any, **kwargs: Any) -> Outcome:
     """cumprod, logcumsumexp."""
-    return _running(x, dim, ())
+    return met(_running(x, dim, ()))
 
 
 def _running(x: Spec, dim: Any, carried: Sequence[str]) -> Outcome:
