@@ -50,7 +50,8 @@ def embedding(
 ) -> Outcome:
     """Rows of ``weight (num, dim)`` at ``ids``; the result of cut ids, or of a weight with cut columns, is cut likewise.
 
-    Of a weight with cut rows every rank looks up its own: a summand.
+    Of a weight with cut rows every rank looks up its own: a summand. An id that is no row is refused by the ranks that have the
+    id, and the row where it would lie; the others go on, to wait for them at the next collective.
     """
     if not (isinstance(ids, Spec) and isinstance(weight, Spec)):
         raise ValueError("embedding needs tensors for ids and weight")

@@ -17,6 +17,7 @@ from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape, factor_of_one, pointwise
 from hp_dtensor.rules.reduction import widened
+from hp_dtensor.rules.refusals import refused_by_all
 from hp_dtensor.rules.registry import REQUIRED, Normalise, Outcome, Placements, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -94,10 +95,14 @@ def _elementwise(name: str, params: Sequence[tuple[str, Any]], *more: str) -> No
                     return call(reduction)
                 return _summed(call, local, divisor)
 
-            return run
+            def ask(scores: Tensor, **weights: Tensor) -> None:
+                function(scores, scores, **weights)
 
+            return refused_by_all(run, ask, names, 1, reduction != "none") if weighted else run
+
+        weighted = any(isinstance(given.get(n), Spec) for n in ("weight", "pos_weight"))
         if reduction == "none":
-            return Outcome(outcome.inputs, outcome.output, shape, around=around)
+            return Outcome(outcome.inputs, outcome.output, shape, around=around, meets_others=weighted)
         return Outcome(outcome.inputs, _sums(outcome.output), (), around=around)
 
     plan.__doc__ = f"``{name}(input, target, ...)``, element by element."
@@ -228,17 +233,24 @@ def _class_loss(name: str, params: Sequence[tuple[str, Any]], *, may_be_probabil
                 counted = _counted(scores, targets, weights, given["ignore_index"])
                 return _summed(call, (scores,), across.reduced(counted, x, mesh_dims, "sum"))
 
-            return run
+            def ask(scores: Tensor, **weights: Tensor) -> None:
+                zero = get_platform().zeros((), "int64", get_platform().device_of(scores))
+                function(scores, zero, **weights)
+
+            weighted = weight is not None and not found.is_probabilities
+            size = x.shape[found.class_dim]
+            return refused_by_all(run, ask, names, size, reduction != "none") if weighted else run
 
         if reduction == "none":
-            return Outcome(inputs, each, found.shape, around=around)
+            return Outcome(inputs, each, found.shape, around=around, meets_others=weight is not None)
         return Outcome(inputs, _sums(each), (), around=around)
 
     plan.__doc__ = f"""``{name}(input (n, classes, ...), target, ...)``. Cut classes are joined, cuts of the batch stay.
     Weights, probabilities and the scores of nll_loss may be sums.
 
     The mean over targets that are classes divides by their number, or the sum of their weights, without the ignored ones:
-    where the batch is cut, one all-reduce of that number.
+    where the batch is cut, one all-reduce of that number. A target that is no class is refused by the rank that has it alone
+    (of targets that are whole, by all): the others go on, to wait for it at the next collective.
     """
 
 

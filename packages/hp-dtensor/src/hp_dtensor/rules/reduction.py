@@ -22,6 +22,7 @@ from hp_dtensor.rules.along import (
     lying,
     shape_without,
 )
+from hp_dtensor.rules.refusals import refused_if_no_dim_is_reduced
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -191,6 +192,8 @@ def _folding(name: str, kind: str, value: Any, doc: str) -> Callable[..., Outcom
     def plan(x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **kwargs: Any) -> Outcome:
         outcome, dims, is_cut = reduced(x, dim, keepdim, (), Partial(kind))
         outcome = with_neutral(x, outcome, dims, keepdim, value) if is_cut else outcome
+        if dim == () and kind in ("any", "all"):
+            return refused_if_no_dim_is_reduced(outcome, len(x.shape))
         return met(outcome) if kind == "prod" else outcome
 
     plan.__doc__ = doc

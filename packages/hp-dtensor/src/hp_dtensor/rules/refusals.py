@@ -1,0 +1,62 @@
+"""Refusals of a framework's functions that only some ranks would see: these raise, and the others wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hp_dtensor.no_elements import without_elements
+from hp_dtensor.rules.registry import Outcome
+from hp_platform import get_platform
+
+Tensor = Any
+Run = Callable[..., Any]
+
+
+def refused_by_all(run: Run, call: Run, names: Sequence[str], size: int, is_reduced: bool) -> Run:
+    """``run``, before which every rank asks the function on one element whether it takes gradients for its weights.
+
+    ``call`` gets scores and weights of ``size`` elements each, the weights by name.
+    """
+
+    def asked(*local: Any) -> Any:
+        platform: Any = get_platform()
+
+        def ones(x: Tensor) -> Tensor:
+            return platform.full((size,), 1, x.dtype, platform.device_of(x))
+
+        pairs = zip(names, local, strict=True)
+        weights = {n: x for n, x in pairs if n in ("weight", "pos_weight") and platform.is_tensor(x)}
+        refusable = {n: x for n, x in weights.items() if platform.requires_grad(x)}
+        if refusable and platform.is_grad_enabled():
+            probes = {n: platform.set_requires_grad_(ones(x), True) for n, x in refusable.items()}
+            call(ones(local[0]), **probes)
+        return (run if is_reduced or 0 not in local[0].shape else without_elements(run))(*local)
+
+    return asked
+
+
+def refused_if_no_dim_is_reduced(outcome: Outcome, num_dims: int) -> Outcome:
+    """The outcome of a reduction over ``dim=()``, by which some functions mean all dims, as it does, and others none.
+
+    Every rank asks on a few elements which of them this is; ValueError if none.
+    """
+    inner = outcome.around
+
+    def around(function: Run) -> Run:
+        run = function if inner is None else inner(function)
+
+        def checked(local: Tensor, *args: Any, **named: Any) -> Tensor:
+            platform: Any = get_platform()
+            probe = platform.full((2,) * num_dims, True, "bool", platform.device_of(local))
+            if 2 in function(probe, *args, **named).shape:
+                raise ValueError(
+                    "dim=() reduces no dim here, and is not built for DTensors: write x != 0 for the truth of each element, or "
+                    "dim=None to reduce all dims"
+                )
+            return run(local, *args, **named)
+
+        return checked
+
+    return replace(outcome, around=around)
