@@ -1,8 +1,10 @@
 """DTensors under torch's contexts and tools: autocast, anomaly detection, the profiler, counting of operations, threads."""
 
 import copy
+import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,26 +14,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor
-from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from placed_tensors import cut, make_mesh, whole_of
 
 TORCH = ("torch", "cuda")
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 # Some products of a handful of numbers near 1, in float64.
 TOLERANCE = 1e-12
-
-
-def _mesh(world: World) -> DeviceMesh:
-    return init_device_mesh(world.device_type, (world.size,))
-
-
-def _whole(world: World, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(world.device)
-
-
-def _cut(world: World, *shape: int, at: Any = S0) -> Any:
-    return distribute_tensor(_whole(world, *shape), _mesh(world), [at])
 
 
 def _mlp(x: Any, up: Any, down: Any) -> Any:
@@ -41,9 +32,10 @@ def _mlp(x: Any, up: Any, down: Any) -> Any:
 @distributed((2, 3), backends=TORCH)
 def test_autocast_is_that_of_the_local_tensors_with_the_same_plans(world: World) -> None:
     # Rows cut: no sum goes over ranks, so that bfloat16 rounds as in one process.
-    x, up, down = (_whole(world, *shape).float() for shape in ((7, 4), (6, 4), (4, 6)))
+    x, up, down = (whole_of(world, *shape).float() for shape in ((7, 4), (6, 4), (4, 6)))
     placed = [
-        distribute_tensor(t, _mesh(world), [at]).requires_grad_() for t, at in ((x, S0), (up, R), (down, R))
+        distribute_tensor(t, make_mesh(world), [at]).requires_grad_()
+        for t, at in ((x, S0), (up, R), (down, R))
     ]
     plain = [t.clone().requires_grad_() for t in (x, up, down)]
     _mlp(*placed)
@@ -63,7 +55,7 @@ def test_autocast_is_that_of_the_local_tensors_with_the_same_plans(world: World)
 
 @distributed(2, backends=TORCH)
 def test_anomalies_are_found_behind_dtensors(world: World) -> None:
-    x = _cut(world, 4).abs().detach().requires_grad_()
+    x = cut(world, 4).abs().detach().requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, that it is slow, and where the value was made
         with torch.autograd.detect_anomaly():
@@ -71,12 +63,12 @@ def test_anomalies_are_found_behind_dtensors(world: World) -> None:
             loss = ((x * 0).sqrt() * 0).sum()
             with pytest.raises(RuntimeError, match="returned nan values"):
                 loss.backward()
-    assert_parity(x.grad, torch.full_like(_whole(world, 4), 2.0), exact=True)
+    assert_parity(x.grad, torch.full_like(whole_of(world, 4), 2.0), exact=True)
 
 
 @distributed(2, backends=TORCH)
 def test_profiler_and_flop_counter_see_the_local_work(world: World) -> None:
-    x, w = _cut(world, 8, 4), _cut(world, 6, 4, at=R).requires_grad_()
+    x, w = cut(world, 8, 4), cut(world, 6, 4, at=R).requires_grad_()
     with FlopCounterMode(display=False) as counter:
         F.linear(x, w).sum().backward()
     # Of this rank's 4 rows: one product forward, one for the gradient of w.
@@ -88,16 +80,16 @@ def test_profiler_and_flop_counter_see_the_local_work(world: World) -> None:
 
 @distributed(2, backends=TORCH)
 def test_backward_runs_in_another_thread_and_threads_share_a_leaf(world: World) -> None:
-    w, x = _cut(world, 6, 4, at=R).requires_grad_(), _cut(world, 5, 4)
+    w, x = cut(world, 6, 4, at=R).requires_grad_(), cut(world, 5, 4)
     losses = [F.linear(x, w).square().sum()]
     thread = threading.Thread(target=lambda: losses[0].backward())
     thread.start()
     thread.join()
-    plain = _whole(world, 6, 4).requires_grad_()
-    F.linear(_whole(world, 5, 4), plain).square().sum().backward()
+    plain = whole_of(world, 6, 4).requires_grad_()
+    F.linear(whole_of(world, 5, 4), plain).square().sum().backward()
     assert_parity(w.grad, plain.grad, rtol=TOLERANCE, atol=TOLERANCE)
     # Without collectives, whose order threads would mix: each use of a shard is local.
-    v, found, failed = _cut(world, 8, 4).requires_grad_(), [], []
+    v, found, failed = cut(world, 8, 4).requires_grad_(), [], []
 
     def work(i: int) -> None:
         try:
@@ -121,8 +113,8 @@ def test_a_penalty_on_gradients_trains_as_in_one_process(world: World) -> None:
     """Double backward: the loss holds the norm of the gradient with respect to the input."""
     for places in ((S0, R, R), (R, S0, S1), (R, S1, S0), (S0, S0, S1)):
         shapes = ((5, 4), (6, 4), (4, 6))
-        plain = [_whole(world, *s).requires_grad_() for s in shapes]
-        placed = [_cut(world, *s, at=at).requires_grad_() for s, at in zip(shapes, places, strict=True)]
+        plain = [whole_of(world, *s).requires_grad_() for s in shapes]
+        placed = [cut(world, *s, at=at).requires_grad_() for s, at in zip(shapes, places, strict=True)]
         for tensors in (plain, placed):
             y = _mlp(*tensors).square().sum()
             (g,) = torch.autograd.grad(y, [tensors[0]], create_graph=True)
@@ -135,10 +127,10 @@ def test_a_penalty_on_gradients_trains_as_in_one_process(world: World) -> None:
 def test_two_steps_of_a_model_on_three_and_four_ranks(world: World) -> None:
     """Uneven and empty pieces through forward, clipping, the optimizer, and a copy of the state."""
     shapes, places = ((5, 4), (3, 5), (2,), (2, 3)), (S0, S1, S0, S1)
-    plain = [nn.Parameter(_whole(world, *s)) for s in shapes]
-    placed = [nn.Parameter(_cut(world, *s, at=at)) for s, at in zip(shapes, places, strict=True)]
-    x = _whole(world, 7, 4)
-    inputs = (x, distribute_tensor(x, _mesh(world), [R]))
+    plain = [nn.Parameter(whole_of(world, *s)) for s in shapes]
+    placed = [nn.Parameter(cut(world, *s, at=at)) for s, at in zip(shapes, places, strict=True)]
+    x = whole_of(world, 7, 4)
+    inputs = (x, distribute_tensor(x, make_mesh(world), [R]))
     norms = []
     for parameters, data in zip((plain, placed), inputs, strict=True):
         optimizer = torch.optim.AdamW(parameters, 0.05)

@@ -1,6 +1,8 @@
 """Modules of torch with DTensor parameters: moved, cast, emptied, loaded, copied, parametrised; and tensors on meta."""
 
 import copy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +22,10 @@ from hp_dtensor import (
     init_parameters,
     shard_module,
 )
-from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from placed_tensors import make_mesh, whole_of
 
 TORCH = ("torch", "cuda")
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
@@ -30,25 +34,16 @@ TOLERANCE = 1e-12
 PLAN = {"0.weight": [S0], "0.bias": [S0], "2.weight": [S1], "2.bias": [R]}
 
 
-def _mesh(world: World) -> DeviceMesh:
-    return init_device_mesh(world.device_type, (world.size,))
-
-
-def _whole(world: World, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(world.device)
-
-
 def _plain(world: World) -> Any:
     # 5 rows over 3 ranks are uneven, and the last layer has fewer rows than ranks.
     module = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)).double().to(world.device)
     for i, p in enumerate(module.parameters()):
-        p.data.copy_(_whole(world, *p.shape) + i)
+        p.data.copy_(whole_of(world, *p.shape) + i)
     return module
 
 
 def _sharded(world: World) -> Any:
-    return shard_module(_plain(world), _mesh(world), ShardingPlan(PLAN))
+    return shard_module(_plain(world), make_mesh(world), ShardingPlan(PLAN))
 
 
 def _check(world: World, module: Any, plain: Any, tolerance: float = TOLERANCE) -> None:
@@ -56,8 +51,8 @@ def _check(world: World, module: Any, plain: Any, tolerance: float = TOLERANCE) 
     dtype = plain[0].weight.dtype
     module.zero_grad()
     plain.zero_grad()
-    y = module(distribute_tensor(_whole(world, 3, 4).to(dtype), _mesh(world), [R]))
-    expected = plain(_whole(world, 3, 4).to(dtype))
+    y = module(distribute_tensor(whole_of(world, 3, 4).to(dtype), make_mesh(world), [R]))
+    expected = plain(whole_of(world, 3, 4).to(dtype))
     assert_parity(y, expected, rtol=tolerance, atol=tolerance)
     y.square().mean().backward()
     expected.square().mean().backward()
@@ -141,7 +136,7 @@ def test_a_copy_of_a_module_trains_by_itself(world: World) -> None:
     module[2].bias = nn.Parameter(module[2].bias.detach(), requires_grad=False)
     module.register_parameter("again", module[0].weight)
     _whole_before = module[0].weight.full_tensor().detach().clone()
-    module(distribute_tensor(_whole(world, 3, 4), _mesh(world), [R])).sum().backward()
+    module(distribute_tensor(whole_of(world, 3, 4), make_mesh(world), [R])).sum().backward()
     other = copy.deepcopy(module)
     assert other.again is other[0].weight and other.again is not module.again
     assert not other[2].bias.requires_grad
@@ -171,10 +166,10 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("at", [S0, S1, R], ids=str)
 @distributed((2, 3), backends=TORCH)
 def test_weights_are_parametrised(at: Placement, world: World) -> None:
-    mesh = _mesh(world)
+    mesh = make_mesh(world)
 
     def scale(module: Any, is_sharded: bool) -> None:
-        value = _whole(world, 5, 1)
+        value = whole_of(world, 5, 1)
         placed = distribute_tensor(value, mesh, [S0 if at == S0 else R]) if is_sharded else value
         nn.utils.parametrize.register_parametrization(module, "weight", Scaled(placed))
 
@@ -186,7 +181,7 @@ def test_weights_are_parametrised(at: Placement, world: World) -> None:
         made = []
         for is_sharded in (False, True):
             module = nn.Linear(4, 5, bias=False, dtype=torch.float64, device=world.device)
-            weight, x = _whole(world, 5, 4), _whole(world, 3, 4)
+            weight, x = whole_of(world, 5, 4), whole_of(world, 3, 4)
             if is_sharded:
                 weight, x = distribute_tensor(weight, mesh, [at]), distribute_tensor(x, mesh, [R])
             module.weight = nn.Parameter(weight)
@@ -207,13 +202,13 @@ def test_weights_are_parametrised(at: Placement, world: World) -> None:
 
 @distributed(2, backends=TORCH)
 def test_the_spectral_norm_is_that_of_the_whole_matrix(world: World) -> None:
-    weight, x = _whole(world, 5, 4), _whole(world, 3, 4)
+    weight, x = whole_of(world, 5, 4), whole_of(world, 3, 4)
     for at in (S0, S1, R):
         module = nn.Linear(4, 5, bias=False, dtype=torch.float64, device=world.device)
-        module.weight = nn.Parameter(distribute_tensor(weight, _mesh(world), [at]))
+        module.weight = nn.Parameter(distribute_tensor(weight, make_mesh(world), [at]))
         parametrizations.spectral_norm(module)
         for _ in range(20):  # each call in training is one more step of the power method
-            y = module(distribute_tensor(x, _mesh(world), [R]))
+            y = module(distribute_tensor(x, make_mesh(world), [R]))
         # The power method converges by the square of the ratio of the two largest singular values in each step.
         assert_parity(y, x @ (weight / torch.linalg.svdvals(weight)[0]).T, rtol=1e-5, atol=1e-5)
 
@@ -221,7 +216,7 @@ def test_the_spectral_norm_is_that_of_the_whole_matrix(world: World) -> None:
 # ------------------------------------------------------------------------------------------------------------------ meta
 @distributed((2, 3), backends=TORCH)
 def test_tensors_on_meta_are_placed_without_memory_or_communication(world: World) -> None:
-    mesh = _mesh(world)
+    mesh = make_mesh(world)
     for shape in ((5, 3), (1, 2), (0, 3)):
         for at in (S0, S1, R, P, Partial("avg")):
             for source in (None, 0):
@@ -246,12 +241,12 @@ def test_tensors_on_meta_are_placed_without_memory_or_communication(world: World
 def test_a_module_on_meta_is_sharded_and_then_made_real(world: World) -> None:
     with torch.device("meta"):
         module = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)).double()
-    shard_module(module, _mesh(world), ShardingPlan(PLAN))
+    shard_module(module, make_mesh(world), ShardingPlan(PLAN))
     assert all(isinstance(p, DTensor) and p.to_local().is_meta for p in module.parameters())
     module.to_empty(device=world.device)
     module.load_state_dict(_plain(world).state_dict())  # a whole checkpoint: each rank takes its piece
     _check(world, module, _plain(world))
     with torch.device("meta"):
         other = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 2)).double()
-    init_parameters(shard_module(other, _mesh(world), ShardingPlan(PLAN)))
+    init_parameters(shard_module(other, make_mesh(world), ShardingPlan(PLAN)))
     assert not any(p.to_local().is_meta for p in other.parameters())

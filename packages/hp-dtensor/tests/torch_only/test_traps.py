@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from torch import nn
 from hp_dtensor import (
     DTensor,
     Partial,
-    Placement,
     Replicate,
     Shard,
     ShardingPlan,
@@ -29,26 +29,15 @@ from hp_dtensor import (
     shard_module,
 )
 from hp_dtensor.spec import MOST_PLANS, remember
-from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from placed_tensors import cut, make_mesh, whole_of
 
 TORCH = ("torch", "cuda")
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
 # Some products of some tens of numbers near 1, in float64.
 TOLERANCE = 1e-12
-
-
-def _mesh(world: World) -> DeviceMesh:
-    return init_device_mesh(world.device_type, (world.size,))
-
-
-def _whole(world: World, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(world.device)
-
-
-def _cut(world: World, *shape: int, at: Placement = S0) -> Any:
-    return distribute_tensor(_whole(world, *shape), _mesh(world), [at])
 
 
 def _equal(found: Any, expected: Any, name: str = "value") -> None:
@@ -71,11 +60,11 @@ class Tripled(torch.autograd.Function):
 @distributed(2, backends=TORCH)
 def test_t1_a_foreign_function_keeps_the_gradient(world: World) -> None:
     for at in (S0, S1, R):
-        x = _cut(world, 5, 3, at=at).requires_grad_()
+        x = cut(world, 5, 3, at=at).requires_grad_()
         y = Tripled.apply(x)
         assert isinstance(y, DTensor) and y.requires_grad
         (y * y).sum().backward()
-        _equal(x.grad, _whole(world, 5, 3) * 18, str(at))
+        _equal(x.grad, whole_of(world, 5, 3) * 18, str(at))
 
 
 # -------------------------------------------------------------------------------------------------------------------- T2
@@ -133,7 +122,7 @@ AFTER: dict[str, Callable[[Any, Any], Any]] = {
 
 def _gathered(world: World) -> tuple[Any, Any, Any]:
     """A leaf, what was gathered of it, and a loss in which ranks use that alike and differently."""
-    x, w = (_cut(world, *shape).requires_grad_() for shape in ((5, 4), (6, 4)))
+    x, w = (cut(world, *shape).requires_grad_() for shape in ((5, 4), (6, 4)))
 
     def loss(h: Any) -> Any:
         return (F.linear(h, w) ** 2).sum() + (h * h).sum()
@@ -142,7 +131,7 @@ def _gathered(world: World) -> tuple[Any, Any, Any]:
 
 
 def _expected(world: World) -> tuple[Any, Any]:
-    x, w = (_whole(world, *shape).requires_grad_() for shape in ((5, 4), (6, 4)))
+    x, w = (whole_of(world, *shape).requires_grad_() for shape in ((5, 4), (6, 4)))
     h = x * 3
     h.retain_grad()
     ((F.linear(h, w) ** 2).sum() + (h * h).sum()).backward()
@@ -208,16 +197,16 @@ REPLACE: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("way", REPLACE)
 @distributed(2, backends=TORCH)
 def test_t3_a_mark_does_not_keep_memory_that_was_replaced(way: str, world: World) -> None:
-    w, x = _cut(world, 3, 4, at=R).requires_grad_(), _cut(world, 5, 4)
+    w, x = cut(world, 3, 4, at=R).requires_grad_(), cut(world, 5, 4)
     F.linear(x, w)
     assert w._marks.by_dims  # the trap is set
-    new = _whole(world, 3, 4) * 7
-    REPLACE[way](w, distribute_tensor(new, _mesh(world), [R]))
+    new = whole_of(world, 3, 4) * 7
+    REPLACE[way](w, distribute_tensor(new, make_mesh(world), [R]))
     y = F.linear(x, w)
-    _equal(y, F.linear(_whole(world, 5, 4), new), way)
+    _equal(y, F.linear(whole_of(world, 5, 4), new), way)
     (y * y).sum().backward()
     plain = new.clone().requires_grad_()
-    (F.linear(_whole(world, 5, 4), plain) ** 2).sum().backward()
+    (F.linear(whole_of(world, 5, 4), plain) ** 2).sum().backward()
     _equal(w.grad, plain.grad, way)
 
 
@@ -230,13 +219,13 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 @distributed(2, backends=TORCH)
 def test_t4_an_error_of_a_rule_is_not_made_an_unsupported_operand(world: World) -> None:
-    a, b = _cut(world, 5, 4), _cut(world, 5, 3)
+    a, b = cut(world, 5, 4), cut(world, 5, 3)
     for name, operator in OPERATORS.items():
-        for first, second in ((a, b), (a, _whole(world, 5, 3)), (_whole(world, 5, 4), b)):
+        for first, second in ((a, b), (a, whole_of(world, 5, 3)), (whole_of(world, 5, 4), b)):
             with pytest.raises(ValueError, match=r"(?s)\(5, 4\).*\(5, 3\)"):
                 operator(first, second)
         with pytest.raises(ValueError, match="requires grad, beside a DTensor"):
-            operator(a, _whole(world, 4, 4).requires_grad_())
+            operator(a, whole_of(world, 4, 4).requires_grad_())
         assert name
 
 
@@ -253,14 +242,14 @@ def test_t5_equal_numbers_of_other_types_have_plans_of_their_own(world: World) -
                         expected = operator(x, number)
                     except (RuntimeError, TypeError):
                         continue  # no such operation of bools
-                    found = operator(distribute_tensor(x, _mesh(world), [S0]), number)
+                    found = operator(distribute_tensor(x, make_mesh(world), [S0]), number)
                     assert found.dtype == expected.dtype
                     assert_parity(found, expected, exact=True)
 
 
 @distributed(2, backends=TORCH)
 def test_t5_numbers_that_change_with_every_step_make_no_new_plans(world: World) -> None:
-    x, y, whole = _cut(world, 4, 6), _cut(world, 4, 6), _whole(world, 4, 6)
+    x, y, whole = cut(world, 4, 6), cut(world, 4, 6), whole_of(world, 4, 6)
     uses: dict[str, Callable[[Any, Any, float], Any]] = {
         "mul": lambda x, y, v: x * v,
         "rsub": lambda x, y, v: v - x,
@@ -300,34 +289,34 @@ def test_t5_what_values_do_make_new_plans_for_is_bounded() -> None:
 # -------------------------------------------------------------------------------------------------------------------- T6
 @distributed(2, backends=TORCH)
 def test_t6_dtensors_are_shown_in_texts(world: World) -> None:
-    x = _cut(world, 5, 4).requires_grad_()
+    x = cut(world, 5, 4).requires_grad_()
     for at in (S0, R):
-        p = nn.Parameter(_cut(world, 5, 4, at=at))
+        p = nn.Parameter(cut(world, 5, 4, at=at))
         for text in (f"{p}", repr(p), str(p), "%s" % (p,), format(p), f"{[p]}", f"{{'p': {p}}}"):  # noqa: UP031
             assert "shape=(5, 4)" in text and str(at) in text
     with pytest.raises(ValueError, match=r"the data of a DTensor must be a DTensor"):
-        x.data = _whole(world, 5, 4)
-    x.register_hook(lambda g: _cut(world, 3))
+        x.data = whole_of(world, 5, 4)
+    x.register_hook(lambda g: cut(world, 3))
     loss = x.sum()
     with pytest.raises(
         ValueError, match=r"gradient that a hook returns must be a DTensor.*got DTensor\(shape=\(3,\)"
     ):
         loss.backward()
-    assert "4" in f"{_cut(world, at=R).fill_(4)}"
+    assert "4" in f"{cut(world, at=R).fill_(4)}"
 
 
 # -------------------------------------------------------------------------------------------------------------------- T7
 @distributed((2, 3), backends=TORCH)
 def test_t7_what_changes_nothing_is_the_same_tensor_and_shares_its_mark(world: World) -> None:
-    w = [_cut(world, 6, 4) for _ in range(3)]
+    w = [cut(world, 6, 4) for _ in range(3)]
 
     def reductions(same: Callable[[Any], Any]) -> int:
-        x = _cut(world, 5, 4, at=R).requires_grad_()
+        x = cut(world, 5, 4, at=R).requires_grad_()
         loss = sum(F.linear(same(x), one).square().sum() for one in w)
         with count_collectives() as counted:
             loss.backward()
-        plain = _whole(world, 5, 4).requires_grad_()
-        (3 * F.linear(plain, _whole(world, 6, 4)).square().sum()).backward()
+        plain = whole_of(world, 5, 4).requires_grad_()
+        (3 * F.linear(plain, whole_of(world, 6, 4)).square().sum()).backward()
         _equal(x.grad, plain.grad)
         assert set(counted.counts) <= {"all_reduce"}
         return counted.counts["all_reduce"]
@@ -349,13 +338,13 @@ def test_t7_what_changes_nothing_is_the_same_tensor_and_shares_its_mark(world: W
 # -------------------------------------------------------------------------------------------------------------------- T8
 @distributed(2, backends=TORCH)
 def test_t8_nothing_of_ours_holds_a_parameter_weakly(world: World) -> None:
-    p = nn.Parameter(_cut(world, 5, 4, at=R))
+    p = nn.Parameter(cut(world, 5, 4, at=R))
     p.register_post_accumulate_grad_hook(lambda leaf: None)
     p.register_hook(lambda g: None)
-    F.linear(_cut(world, 3, 4), p).sum().backward()
-    F.linear(_cut(world, 3, 4), p)
+    F.linear(cut(world, 3, 4), p).sum().backward()
+    F.linear(cut(world, 3, 4), p)
     assert weakref.getweakrefcount(p) == 0
-    other = nn.Parameter(_cut(world, 2, 4, at=R))
+    other = nn.Parameter(cut(world, 2, 4, at=R))
     torch.utils.swap_tensors(p, other)
     assert (p.shape, other.shape) == ((2, 4), (5, 4))
     known = weakref.ref(p)
@@ -369,9 +358,9 @@ def test_t8_nothing_of_ours_holds_a_parameter_weakly(world: World) -> None:
 def test_t9_staging_copies_the_piece_and_no_caches(world: World) -> None:
     from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
-    w = nn.Parameter(_cut(world, 5, 4, at=R))
-    (F.linear(_cut(world, 3, 4), w) ** 2).sum().backward()
-    F.linear(_cut(world, 3, 4), w)
+    w = nn.Parameter(cut(world, 5, 4, at=R))
+    (F.linear(cut(world, 3, 4), w) ** 2).sum().backward()
+    F.linear(cut(world, 3, 4), w)
     assert (
         w._marks.by_dims and w.grad is not None and w._grad_dtensor is not None
     )  # caches that could be copied
@@ -385,7 +374,7 @@ def test_t9_staging_copies_the_piece_and_no_caches(world: World) -> None:
         assert getattr(made, "_copy_of_view", None) is None
         assert set(vars(made)) <= {"note", "_is_param"}  # torch's mark of a Parameter
     assert getattr(staged, "_grad_dtensor", None) is None
-    before = _whole(world, 5, 4)
+    before = whole_of(world, 5, 4)
     with torch.no_grad():
         w.mul_(2)
     assert torch.equal(staged.to_local().cpu(), before.cpu())
@@ -396,30 +385,30 @@ def test_t9_staging_copies_the_piece_and_no_caches(world: World) -> None:
 @distributed(2, backends=TORCH)
 def test_t10_a_whole_plain_tensor_is_cut_by_copy_and_refused_elsewhere(world: World) -> None:
     for at in (S0, S1, R):
-        x = _cut(world, 5, 4, at=at).zero_()
+        x = cut(world, 5, 4, at=at).zero_()
         with count_collectives() as counted:
-            x.copy_(_whole(world, 5, 4))
+            x.copy_(whole_of(world, 5, 4))
         counted.assert_counts()
-        _equal(x, _whole(world, 5, 4), str(at))
+        _equal(x, whole_of(world, 5, 4), str(at))
         module = nn.Linear(4, 5, bias=False, dtype=torch.float64, device=world.device)
         module.weight = nn.Parameter(x.clone().zero_())
-        module.load_state_dict({"weight": _whole(world, 5, 4)})
-        _equal(module.weight, _whole(world, 5, 4), str(at))
+        module.load_state_dict({"weight": whole_of(world, 5, 4)})
+        _equal(module.weight, whole_of(world, 5, 4), str(at))
     with pytest.raises(ValueError, match="plain tensor"):
-        _whole(world, 5, 4).copy_(x)
+        whole_of(world, 5, 4).copy_(x)
     with pytest.raises(ValueError, match="plain tensor"):
-        _whole(world, 5, 4).add_(x)
+        whole_of(world, 5, 4).add_(x)
     with pytest.raises(ValueError, match="requires grad"):
-        x.copy_(_whole(world, 5, 4).requires_grad_())
+        x.copy_(whole_of(world, 5, 4).requires_grad_())
     with pytest.raises(ValueError, match="requires grad"):
-        torch.mul(x, _whole(world, 5, 4).requires_grad_())
+        torch.mul(x, whole_of(world, 5, 4).requires_grad_())
 
 
 # ------------------------------------------------------------------------------------------------------------------- T11
 @distributed(2, backends=TORCH)
 def test_t11_a_sum_is_no_parameter(world: World) -> None:
     for kind in ("sum", "avg", "max"):
-        x = _cut(world, 5, 4, at=Partial(kind))
+        x = cut(world, 5, 4, at=Partial(kind))
         with pytest.raises(ValueError, match="cannot be trained"):
             nn.Parameter(x)
         with pytest.raises(ValueError, match="cannot be trained"):
@@ -429,26 +418,29 @@ def test_t11_a_sum_is_no_parameter(world: World) -> None:
         assert not nn.Parameter(x, requires_grad=False).requires_grad
     module = nn.Linear(4, 5, dtype=torch.float64, device=world.device)
     with pytest.raises(ValueError, match="a parameter cannot be a sum"):
-        shard_module(module, _mesh(world), ShardingPlan({"weight": [P]}))
+        shard_module(module, make_mesh(world), ShardingPlan({"weight": [P]}))
 
 
 # ------------------------------------------------------------------------------------------------------------------- T12
 @distributed(2, backends=TORCH)
 def test_t12_inference_tensors_without_a_version_are_used(world: World) -> None:
-    w, expected = _cut(world, 3, 4, at=R).requires_grad_(), F.linear(_whole(world, 5, 4), _whole(world, 3, 4))
-    x = _cut(world, 5, 4)
+    w, expected = (
+        cut(world, 3, 4, at=R).requires_grad_(),
+        F.linear(whole_of(world, 5, 4), whole_of(world, 3, 4)),
+    )
+    x = cut(world, 5, 4)
     F.linear(x, w)
     with torch.inference_mode():
-        for weight in (w, _cut(world, 3, 4, at=R), _cut(world, 3, 4).redistribute(placements=[R])):
+        for weight in (w, cut(world, 3, 4, at=R), cut(world, 3, 4).redistribute(placements=[R])):
             for _ in range(2):
-                y = F.linear(_cut(world, 5, 4), weight)
+                y = F.linear(cut(world, 5, 4), weight)
                 assert y.is_inference() and not y.requires_grad
                 _equal(y, expected)
-        held = _cut(world, 3, 4, at=R)
+        held = cut(world, 3, 4, at=R)
     _equal(F.linear(x, held), expected)  # outside again
     y = F.linear(x, w)
     y.sum().backward()
-    _equal(w.grad, _whole(world, 5, 4).sum(0).expand(3, 4))
+    _equal(w.grad, whole_of(world, 5, 4).sum(0).expand(3, 4))
 
 
 # ------------------------------------------------------------------------------------------------------------------- T13
