@@ -270,7 +270,7 @@ def build_dispatch(
         runs_kernel = plan.run is None and plan.around is None and not (plan.is_empty or plan.meets)
         if stays and write is not None and runs_kernel:
             # A keyword says of a function of new tensors that it shall write.
-            kernel: Any = partial(function, inplace=True) if function is rule.functional else function
+            kernel: Any = partial(function, inplace=True) if function is functional else function
             run_plan(plan, kernel, args, local, kwargs)
             return target
         records = any(isinstance(x, plain) and platform.requires_grad(x) for x in local)
