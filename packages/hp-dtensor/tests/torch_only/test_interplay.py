@@ -73,7 +73,7 @@ def test_profiler_and_flop_counter_see_the_local_work(world: World) -> None:
         F.linear(x, w).sum().backward()
     # Of this rank's 4 rows: one product forward, one for the gradient of w.
     assert counter.get_total_flops() == 2 * (2 * 4 * 4 * 6)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         F.linear(x, w)
     assert any(event.key in ("aten::linear", "aten::mm") for event in profile.key_averages())
 

@@ -193,11 +193,13 @@ def test_weights_are_parametrised(at: Placement, world: World) -> None:
             made.append((y, grads, module.weight))
         (expected, plain_grads, plain_weight), (y, grads, weight) = made
         assert isinstance(weight, DTensor) and isinstance(weight, nn.Parameter)
-        assert_parity(y, expected, rtol=TOLERANCE, atol=TOLERANCE)
-        assert_parity(weight, plain_weight, rtol=TOLERANCE, atol=TOLERANCE)
+        # The kernel of weight_norm on cuda is 1.4e-7 away from its formula, in float64, too (H200, torch 2.11).
+        bound = 2e-6 if wrap is not scale and world.device_type == "cuda" else TOLERANCE
+        assert_parity(y, expected, rtol=bound, atol=bound)
+        assert_parity(weight, plain_weight, rtol=bound, atol=bound)
         assert set(grads) == set(plain_grads)
         for name, g in plain_grads.items():
-            assert_parity(grads[name], g, rtol=TOLERANCE, atol=TOLERANCE, name=name)
+            assert_parity(grads[name], g, rtol=bound, atol=bound, name=name)
 
 
 @distributed(2, backends=TORCH)

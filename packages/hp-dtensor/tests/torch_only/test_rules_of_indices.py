@@ -139,6 +139,10 @@ for accumulate in (False, True):
 two = (numbers(3, 2, below=5), numbers(2, below=3))
 case(CASES, "index_put", _put, t(5, 3, 2), _template(two), t(3, 1, 2), True, *two)
 
+case(CASES, "fill", torch.fill, t(5, 3), 2.0)
+case(CASES, "fill", torch.fill, t(5, 3), t())
+case(CASES, "fill", torch.fill, t(), t())
+
 case(CASES, "index_select", torch.index_select, t(5, 3), 0, numbers(4, below=5))
 case(CASES, "index_select", torch.index_select, t(2, 5, 3), -1, numbers(8, below=3))
 case(CASES, "index_select", torch.index_select, t(5, 3), 1, numbers(below=3))

@@ -216,9 +216,6 @@ case(CASES, "slice_scatter", torch.slice_scatter, t(3), t(3))
 case(CASES, "slice_scatter", torch.slice_scatter, t(5, 3), t(5, 3), 0, -5)
 case(CASES, "diagonal_scatter", torch.diagonal_scatter, t(5, 3), t(3))
 case(CASES, "diagonal_scatter", torch.diagonal_scatter, t(3, 2, 5), t(2, 3), -1, 2, 0)
-case(CASES, "fill", torch.fill, t(5, 3), 2.0)
-case(CASES, "fill", torch.fill, t(5, 3), t())
-case(CASES, "fill", torch.fill, t(), t())
 
 FAMILIES = ("patches", "distance", "margin_loss", "along_whole", "view_scatter", "embedding_bag")
 

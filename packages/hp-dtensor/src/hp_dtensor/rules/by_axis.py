@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.nest import rebuilt
+from hp_dtensor.no_elements import zeros_from
+from hp_dtensor.rules.along import dims_of, shape_without
 from hp_dtensor.rules.registry import RULES, Outcome, rule
+from hp_platform import get_platform
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Call = Callable[..., Any]
@@ -33,6 +37,29 @@ def _called(outcome: Outcome, adapt: Callable[[Call], Call]) -> Outcome:
     """The outcome, with the operation called in another way by whatever works with it."""
     around = outcome.around
     return replace(outcome, around=adapt if around is None else lambda function: around(adapt(function)))
+
+
+def _also_of_nothing(call: Call, ndim: int, dim: Any, keepdim: bool) -> Call:
+    """``call``, whose kernels refuse a tensor without elements also where only dims that stay have none."""
+
+    def run(local: Any, *args: Any, **named: Any) -> Any:
+        if 0 not in local.shape:
+            return call(local, *args, **named)
+        platform = get_platform()
+        device = platform.device_of(local)
+        with platform.no_grad():
+            found = call(
+                platform.zeros(tuple(n or 1 for n in local.shape), local.dtype, device), *args, **named
+            )
+        shape = shape_without(local.shape, dims_of(dim, ndim), keepdim)
+
+        def empty(x: Any) -> Any:
+            like = platform.zeros(shape, x.dtype, device)
+            return zeros_from(like, [local]) if platform.is_floating(x.dtype) else like
+
+        return rebuilt(found, [empty(x) for x in found]) if isinstance(found, tuple) else empty(found)
+
+    return run
 
 
 def _moment(name: str) -> None:
@@ -75,11 +102,16 @@ def _extreme(name: str) -> None:
         if not by_axis:
             given = (x,) if dim is None else (x, dim, keepdim)
             return _called(
-                RULES[name].plan(*given), lambda function: lambda local, *_: function(local, *given[1:])
+                RULES[name].plan(*given),
+                lambda function: _also_of_nothing(
+                    lambda local, *_: function(local, *given[1:]), len(x.shape), dim, keepdim
+                ),
             )
 
         def adapt(function: Call) -> Call:
-            return lambda local, *_: function(local, axis=dim, keepdims=keepdim)
+            return _also_of_nothing(
+                lambda local, *_: function(local, axis=dim, keepdims=keepdim), len(x.shape), dim, keepdim
+            )
 
         return _called(RULES[f"a{name}"].plan(x, dim, keepdim), adapt)
 
@@ -99,6 +131,8 @@ def aminmax(x: Any, dim: Any, keepdim: bool) -> Outcome:
     """``x.aminmax(axis=0, keepdims=False)``."""
 
     def adapt(function: Call) -> Call:
-        return lambda local, **_: function(local, axis=dim, keepdims=keepdim)
+        return _also_of_nothing(
+            lambda local, **_: function(local, axis=dim, keepdims=keepdim), len(x.shape), dim, keepdim
+        )
 
     return _called(RULES["aminmax"].plan(x, dim, keepdim), adapt)

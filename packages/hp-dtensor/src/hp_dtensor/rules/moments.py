@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor import across
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
 from hp_dtensor.rules.along import dims_of, dropped, lying, shape_without
 from hp_dtensor.rules.norm import root
@@ -98,8 +99,12 @@ def _across_ranks(
     count = math.prod(x.shape[d] for d in dims)
     own = local_sum(local, dims, True) / count
     mean = across.total(own, x, mesh_dims)
-    distance = local - across.used_differently(mean, x, mesh_dims)
-    squares = local_sum(distance * distance, dims, keepdim)
+    centre = across.used_differently(mean, x, mesh_dims)
+    if 0 in local.shape:  # see [Note: empty pieces] in hp_dtensor.no_elements
+        squares = zeros_from(local_sum(local, dims, keepdim), [local, centre])
+    else:
+        distance = local - centre
+        squares = local_sum(distance * distance, dims, keepdim)
     if is_root:
         squares = across.total(squares, x, mesh_dims)
     left = max(0, count - correction)
