@@ -69,7 +69,8 @@ def _gradients(program: Any, x: Any, w: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@distributed(world_size=(2, 3), backends=("torch", "cuda", "npu"))
+# Not on npu: its collectives have no float64, and third derivatives in float32 prove little.
+@distributed(world_size=(2, 3), backends=("torch", "cuda"))
 def test_three_orders_of_derivatives_where_ranks_hold_other_numbers_of_rows(rows: int, world: World) -> None:
     mesh = init_device_mesh(world.device_type, (world.size,))
     numbers = torch.Generator().manual_seed(0)
