@@ -1,14 +1,20 @@
 """Functions of mindspore.mint and mindspore.ops, which end in primitives, on DTensors."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, mint, ops
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
+from hp_dtensor._mindspore.composed.along import moment
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, distributed
+
+sys.path.append(str(Path(__file__).parent))
+from spelled import check_call
 
 # Sums of 20 numbers below 1 in float32, which MindSpore's kernels on CPU take.
 TOLERANCE = 1e-5
@@ -68,3 +74,23 @@ def test_the_gradient_of_a_running_product_is_right_where_elements_are_zero(worl
             assert_parity(y.detach(), Tensor(np.cumprod(x, axis=0)), exact=True)
             (y * distribute_tensor(Tensor(weights), mesh, [Replicate()])).sum().backward()
             assert_parity(leaf.grad, Tensor(expected), atol=1e-12, name=f"{placement}")
+
+
+@distributed(world_size=2, backends="mindspore")
+def test_moments_come_with_their_means_and_gradients(world: World) -> None:
+    values = Tensor(np.random.RandomState(0).randn(5, 3))
+    for call, is_root in ((mint.var_mean, False), (mint.std_mean, True)):
+        check_call(
+            world,
+            f"{call.__name__} along a dim",
+            lambda x, call=call: call(x, 0),
+            lambda x, is_root=is_root: (moment(x, 0, 1, False, is_root), mint.mean(x, 0)),
+            [values],
+        )
+        check_call(
+            world,
+            f"{call.__name__} of all",
+            lambda x, call=call: call(x, None, correction=0, keepdim=True),
+            lambda x, is_root=is_root: (moment(x, None, 0, True, is_root), mint.mean(x, (0, 1), True)),
+            [values],
+        )

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, ops
+from mindspore import Tensor, mint, nn, ops
 
-from hp_dtensor import Shard, distribute_tensor
+from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_dtensor._mindspore.composed import norms
 from hp_platform import init_device_mesh
-from hp_platform.testing import World, distributed
+from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.extend((str(Path(__file__).parents[1]), str(Path(__file__).parent)))
 from rule_cases import Cases, case, check, t
@@ -132,7 +132,60 @@ def test_functions_of_mindspore_give_values_and_gradients_of_the_unsharded_tenso
 
 
 @distributed(1, backends="mindspore")
-def test_batch_norm_in_training_is_refused_with_ways_out(world: World) -> None:
-    x = distribute_tensor(Tensor(IMAGES), init_device_mesh(world.device_type, (1,)), [Shard(0)])
-    with pytest.raises(NotImplementedError, match=r"mindspore .*use\s+layer_norm or group_norm"):
-        F.batch_norm(x, Tensor(B4), Tensor(W4), training=True)
+def test_batch_norm_composed_in_training_gives_the_values_of_numpy(world: World) -> None:
+    mean, var = Tensor(B4), Tensor(W4)
+    y = norms.batch_norm(Tensor(IMAGES), mean, var, Tensor(W4), Tensor(B4), True, 0.3)
+    own = [statistic.reshape(4, 1) for statistic in (W4, B4)]
+    expected = _normalised(IMAGES, (0, 2), 1e-5) * own[0] + own[1]
+    np.testing.assert_allclose(world.platform.to_numpy(y), expected, rtol=1e-12, atol=1e-12)
+    for found, old, new in (
+        (mean, B4, IMAGES.mean((0, 2))),
+        (var, W4, IMAGES.transpose(1, 0, 2).reshape(4, -1).var(1, ddof=1)),
+    ):
+        # MindSpore rounds a number beside a tensor to float32.
+        np.testing.assert_allclose(found.asnumpy(), 0.7 * old + 0.3 * new, rtol=0, atol=1e-7)
+
+
+@distributed(2, backends="mindspore")
+def test_batch_norm_in_training_has_the_statistics_of_the_whole_batch(world: World) -> None:
+    mesh, platform = init_device_mesh(world.device_type, (2,)), world.platform
+    calls: dict[str, Callable[..., Any]] = {
+        "mint": lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, True, 0.1, 1e-5),
+        "ops": lambda x, m, v, w, b: ops.batch_norm(x, m, v, w, b, True, 0.1, 1e-5),
+    }
+    leaves = [platform.set_requires_grad_(Tensor(a), True) for a in (IMAGES, W4, B4)]
+    statistics = [Tensor(B4), Tensor(W4)]
+    whole = norms.batch_norm(leaves[0], *statistics, *leaves[1:], training=True, momentum=0.1)
+    grads = platform.grad([whole], leaves, [Tensor(IMAGES)])
+    for name, call in calls.items():
+        for place in (Shard(0), Shard(2), Replicate()):
+            x = distribute_tensor(Tensor(IMAGES), mesh, [place]).requires_grad_(True)
+            own = [distribute_tensor(Tensor(a), mesh, [Replicate()]) for a in (B4, W4, W4, B4)]
+            scale = [vector.requires_grad_(True) for vector in own[2:]]
+            y = call(x, *own[:2], *scale)
+            (y * distribute_tensor(Tensor(IMAGES), mesh, [place])).sum().backward()
+            assert y.placements == (place,), name
+            # The rule has eps and momentum as numbers, which MindSpore rounds to float32 beside tensors of float64.
+            pairs = [(y.detach(), platform.detach(whole)), (x.grad, grads[0]), (scale[0].grad, grads[1])]
+            for found, expected in (
+                *pairs,
+                (scale[1].grad, grads[2]),
+                *zip(own[:2], statistics, strict=True),
+            ):
+                assert_parity(found, expected, rtol=0, atol=1e-8, name=f"{name} of {place}")
+
+
+@distributed(2, backends="mindspore")
+def test_stock_cells_of_batch_norm_train_with_plain_statistics(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    images = IMAGES.astype(np.float32)
+    expected = _normalised(IMAGES, (0, 2), 1e-5)
+    for make in (nn.BatchNorm1d, mint.nn.BatchNorm1d):
+        cell = make(4, affine=False).set_train()
+        flat = images.transpose(0, 2, 1).reshape(15, 4)
+        y = cell(distribute_tensor(Tensor(flat), mesh, [Shard(0)]))
+        found = world.platform.to_numpy(y.full_tensor()).reshape(3, 5, 4).transpose(0, 2, 1)
+        # Numbers of about 1 in float32.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        mean = cell.moving_mean if hasattr(cell, "moving_mean") else cell.running_mean
+        np.testing.assert_allclose(mean.asnumpy(), 0.1 * IMAGES.mean((0, 2)), rtol=0, atol=1e-6)

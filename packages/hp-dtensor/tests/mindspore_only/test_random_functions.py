@@ -110,6 +110,58 @@ def test_constants_like_another_lie_as_it_does(world: World) -> None:
     assert mint.zeros_like(x, dtype=dtype.int64).dtype == dtype.int64
 
 
+SAMPLING: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "ops multinomial": (lambda x: ops.multinomial(x, 9), dtype.int32),
+    "ops multinomial without replacement": (lambda x: ops.multinomial(x, 3, False), dtype.int32),
+    "mint multinomial": (lambda x: mint.multinomial(x, 9, True), dtype.int64),
+    "mint multinomial without replacement": (lambda x: mint.multinomial(x, 2), dtype.int64),
+    "Tensor multinomial": (lambda x: x.multinomial(2, False), dtype.int32),
+    "Multinomial": (lambda x: ops.Multinomial(dtype=dtype.int64)(x, 4), dtype.int64),
+}
+
+
+@distributed(2, backends="mindspore")
+def test_categories_are_the_same_for_every_sharding(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    for name, (call, wanted) in SAMPLING.items():
+        found = []
+        for place in (Replicate(), Shard(0), Shard(1)):
+            random.manual_seed(7)
+            y = call(distribute_tensor(Tensor(X), mesh, [place]))
+            assert y.placements == (place if place != Shard(1) else Replicate(),) and y.dtype == wanted, name
+            found.append(y.full_tensor())
+        for other in found[1:]:
+            assert_parity(other, found[0], exact=True, name=name)
+        random.manual_seed(7)
+        one_row = call(distribute_tensor(Tensor(X[0]), mesh, [Shard(0)])).full_tensor()
+        assert world.platform.to_numpy(one_row).shape == found[0].shape[1:], name
+
+
+@distributed(2, backends="mindspore")
+def test_categories_are_drawn_as_often_as_their_weights_say(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    weights = np.array([[1.0, 0.0, 3.0], [2.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
+    x = distribute_tensor(Tensor(weights), mesh, [Shard(0)])
+    random.manual_seed(1)
+    numbers = world.platform.to_numpy(ops.multinomial(x, 20_000).full_tensor())
+    shares = np.stack([np.bincount(row, minlength=3) for row in numbers]) / 20_000
+    # Five standard deviations of a share of 1/2.
+    np.testing.assert_allclose(shares, weights / weights.sum(1, keepdims=True), rtol=0, atol=0.018)
+    first = world.platform.to_numpy(ops.multinomial(x, 3, False).full_tensor())
+    assert (np.sort(first, 1) == [0, 1, 2]).all() and set(first[:2, 2]) == {1, 2} and first[2, 0] == 1
+
+
+@distributed(1, backends="mindspore")
+def test_wrong_calls_of_multinomial_are_named(world: World) -> None:
+    x = distribute_tensor(Tensor(X), init_device_mesh(world.device_type, (1,)), [Shard(0)])
+    with pytest.raises(ValueError, match="cannot draw 4 of 3 categories without replacement"):
+        ops.multinomial(x, 4, False)
+    with pytest.raises(ValueError, match=r"got shape \(1, 5, 3\)"):
+        mint.multinomial(x.unsqueeze(0), 1)
+    with pytest.raises(ValueError, match="leave seed out"):
+        ops.multinomial(x, 2, seed=3)
+
+
 @distributed(1, backends="mindspore")
 def test_dropout_in_place_is_refused(world: World) -> None:
     x = distribute_tensor(Tensor(X), init_device_mesh(world.device_type, (1,)), [Shard(0)])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import mint, ops
+from mindspore import mint, nn, ops
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_platform import init_device_mesh
@@ -33,6 +33,11 @@ CALLS: dict[str, Callable[..., Any]] = {
     "Tensor.select": lambda x, n, at: x.select(0, 1),
     "Tensor.movedim": lambda x, n, at: x.movedim(0, 1),
     "Tensor.ravel": lambda x, n, at: x.ravel(),
+    "Pad": lambda x, n, at: ops.Pad(((1, 2), (0, 1)))(x),
+    "nn.Pad of copies": lambda x, n, at: nn.Pad(((1, 2), (0, 1)), "REFLECT")(x),
+    "nn.Pad with the outermost": lambda x, n, at: nn.Pad(((2, 0), (1, 1)), "SYMMETRIC")(x),
+    "ops.meshgrid": lambda x, n, at: ops.meshgrid(n, n),
+    "mint.meshgrid": lambda x, n, at: mint.meshgrid(n, at[0] * 2, indexing="ij"),
     "Tensor.gather": lambda x, n, at: x.gather(1, at),
     "mint.gather": lambda x, n, at: mint.gather(x, 1, at),
     "ops.gather": lambda x, n, at: ops.gather(x, n, 0),

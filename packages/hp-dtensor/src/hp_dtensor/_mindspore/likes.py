@@ -1,7 +1,8 @@
-"""Functions of ``mindspore.ops`` that make a tensor like another one, of DTensors.
+"""Functions of ``mindspore.ops`` that make a tensor like another one, or draw by one, of DTensors.
 
 They are written in Python and ask for shape and dtype only, so nothing of them dispatches: left alone they give a plain tensor
-of the whole shape on every rank, and the drawn ones other numbers than the unsharded program has.
+of the whole shape on every rank, and the drawn ones other numbers than the unsharded program has. ``multinomial`` is one of
+them: what it draws without replacement would differ from rank to rank.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import mindspore
 from mindspore import mint
 
 from hp_dtensor import random
+from hp_dtensor._mindspore.samples import multinomial
 from hp_dtensor.base import DTensorBase
 from hp_platform.mindspore import _private
 
@@ -37,14 +39,23 @@ def _whole_numbers(x: Any, low: int, high: int, seed: int | None = None, *, dtyp
 
 
 def _checked(dtype: Any, kind: str, seed: int | None) -> Any:
+    _refuse_seed(seed)
+    if kind not in str(dtype).lower():
+        raise ValueError(f"dtype must be one of {kind}s, got {dtype}: give dtype=")
+    return dtype
+
+
+def _categories(x: Any, num_samples: int, replacement: bool = True, seed: int | None = None) -> Any:
+    _refuse_seed(seed)
+    return multinomial(x, num_samples, replacement, mindspore.int32)
+
+
+def _refuse_seed(seed: int | None) -> None:
     if seed is not None:
         raise ValueError(
             f"seed={seed} of a DTensor: its draws come from one stream for all operations; leave seed out, and call "
             f"hp_dtensor.random.manual_seed before"
         )
-    if kind not in str(dtype).lower():
-        raise ValueError(f"dtype must be one of {kind}s, got {dtype}: give dtype=")
-    return dtype
 
 
 _OF_DTENSORS: dict[str, Call] = {
@@ -52,6 +63,7 @@ _OF_DTENSORS: dict[str, Call] = {
     "rand_like": _uniform,
     "randn_like": _normal,
     "randint_like": _whole_numbers,
+    "multinomial": _categories,
 }
 
 

@@ -9,6 +9,7 @@ from mindspore.ops import Primitive
 
 from hp_dtensor import _names
 from hp_dtensor._mindspore.composed.along import cumprod
+from hp_dtensor._mindspore.composed.index import index_add
 from hp_dtensor._mindspore.written import copy_, fill_, zero_
 from hp_dtensor.rules import RULES
 from hp_platform import get_platform
@@ -26,6 +27,7 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "__matmul__": get_platform().matmul,
     "clone": get_platform().clone,
     "cumprod": cumprod,
+    "index_add": index_add,
     "copy_": copy_,
     "fill_": fill_,
     "zero_": zero_,
@@ -33,7 +35,7 @@ RIGHT: dict[str, Callable[..., Any]] = {
 """What runs instead of MindSpore's own.
 
 Its products of small shapes have wrong gradients, clone has no kernel on cpu, the gradient of cumprod divides by the
-elements, and writing has kernels for some dtypes only.
+elements, writing has kernels for some dtypes only, and index_add on cpu writes into its input.
 """
 
 

@@ -92,6 +92,14 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
         """Whether the dtype is a floating one."""
         return bool(self._local.is_floating_point())
 
+    def gather_nd(self, indices: Any) -> Any:
+        """``x[i, j]`` for every row ``(i, j)`` of ``indices``, as ``ops.gather_nd``."""
+        return mindspore.ops.gather_nd(self, indices)
+
+    def multinomial(self, num_samples: int, replacement: bool = True, seed: int | None = None) -> Any:
+        """Categories drawn by the weights of rows, as ``ops.multinomial``."""
+        return mindspore.ops.multinomial(self, num_samples, replacement, seed)
+
     def copy(self) -> DTensor:
         """Another tensor with the same values."""
         return self.clone()

@@ -77,7 +77,7 @@ PRIMITIVES: Final[dict[str, str]] = {
     "where": "Select",
     "negated": "Neg",
     "cast": "Cast ToDtype",
-    "add": "Add AddExt AddScalar Sub SubExt SubScalar BiasAdd",
+    "add": "Add AddExt AddN AddScalar Sub SubExt SubScalar BiasAdd",
     "mul": "Mul Muls Swiglu",
     "div": "Div Divs DivMod DivMods RealDiv",
 }

@@ -64,7 +64,11 @@ PRIMITIVES: Final[dict[str, str]] = {
     "nonzero": "NonZero NonZeroExt",
     "one_hot": "OneHotExt OneHot",
     "isin": "IsIn",
-    "scatter": "Scatter",
+    "scatter": "Scatter TensorScatterElements",
+    "index_put": """
+        TensorScatterUpdate TensorScatterAdd TensorScatterSub ScatterUpdate ScatterNdUpdate ScatterAdd ScatterSub
+    """,
+    "index_add": "IndexAdd IndexAddExt",
     "copy_": "Assign",
-    "getitem": "StridedSlice",
+    "getitem": "StridedSlice GatherNd",
 }

@@ -43,4 +43,5 @@ PRIMITIVES: Final[dict[str, str]] = {
     "addmv": "Addmv",
     "baddbmm": "Baddbmm",
     "addbmm": "Addbmm",
+    "einsum": "Einsum",
 }

@@ -46,6 +46,8 @@ PRIMITIVES: Final[dict[str, str]] = {
     "vector_norm": "LinalgVectorNorm",
     "var": "Var",
     "std": "Std ReduceStd",
+    "var_mean": "VarMean",
+    "std_mean": "StdMean",
 }
 """Those whose arguments are those of the rule; the others end in a refusal that names them."""
 

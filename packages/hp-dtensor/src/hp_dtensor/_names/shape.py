@@ -89,7 +89,8 @@ PRIMITIVES: Final[dict[str, str]] = {
     "diag": "Diag",
     "narrow": "Narrow NarrowView Slice",
     "select": "SelectExt SelectExtView",
-    "pad": "ConstantPadND PadV3",
+    "pad": "ConstantPadND MirrorPad Pad PadV3",
+    "meshgrid": "Meshgrid",
 }
 
 METHODS: Final[dict[str, str]] = {"unsqueeze": "expand_dims"}

@@ -42,17 +42,13 @@ def einsum(equation: str, *operands: Any) -> Outcome:
     """``einsum("...ij,jk->...ik", a, b)``: any number of operands, repeated letters, ellipses, implicit output."""
     if not operands or not all(isinstance(x, Spec) for x in operands):
         raise ValueError(f"einsum({equation!r}) needs tensors for its operands")
-    left, arrow, right = equation.partition("->")
-    terms = left.split(",")
-    if len(terms) != len(operands):
-        raise ValueError(f"einsum({equation!r}) names {len(terms)} operands, got {len(operands)}")
-    named = [_labels(term, len(x.shape), equation) for term, x in zip(terms, operands, strict=True)]
+    named = labels_of_operands(equation, [len(x.shape) for x in operands])
     sizes: dict[str, int] = {}
     for labels, x in zip(named, operands, strict=True):
         for label, size in zip(labels, x.shape, strict=True):
             known = sizes.setdefault(label, size)
             sizes[label] = broadcast_shape([(known,), (size,)])[0]
-    output = _output(named, terms, right if arrow else None, equation)
+    output = output_labels(equation, named)
     diagonal = {label for labels in named for label in labels if labels.count(label) > 1}
 
     def cuttable(labels: Labels, shape: Sequence[int]) -> Labels:
@@ -69,6 +65,24 @@ def einsum(equation: str, *operands: Any) -> Outcome:
     results = [Labelled(cuttable(output, shape), shape)]
     found = labelled(factors, results)
     return of_nothing(found, factors) if contracts_nothing(factors, results, found) else found
+
+
+def labels_of_operands(equation: str, ndims: Sequence[int]) -> list[Labels]:
+    """The labels of the dims of operands with these numbers of dims. ValueError where they do not fit the equation."""
+    terms = _terms(equation)
+    if len(terms) != len(ndims):
+        raise ValueError(f"einsum({equation!r}) names {len(terms)} operands, got {len(ndims)}")
+    return [_labels(term, ndim, equation) for term, ndim in zip(terms, ndims, strict=True)]
+
+
+def output_labels(equation: str, named: Sequence[Labels]) -> Labels:
+    """The labels of the result, of an equation and the labels of its operands."""
+    _, arrow, right = equation.partition("->")
+    return _output(named, _terms(equation), right if arrow else None, equation)
+
+
+def _terms(equation: str) -> list[str]:
+    return equation.partition("->")[0].split(",")
 
 
 def _labels(term: str, ndim: int, equation: str) -> Labels:

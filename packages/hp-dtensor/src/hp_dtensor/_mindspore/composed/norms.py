@@ -7,6 +7,7 @@ from typing import Any
 from mindspore import Tensor, mint
 
 from hp_dtensor._mindspore.composed.arithmetic import constant
+from hp_dtensor.rules.batch_statistics import update
 from hp_platform import get_platform
 
 
@@ -50,8 +51,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """With the running statistics; of no channel numbers for ``training``."""
+    """With the running statistics, or for ``training`` with those of the batch, towards which the running ones move."""
+    platform = get_platform()
     shape = (-1, *(1 for _ in range(x.ndim - 2)))
-    along = [None if vector is None else vector.reshape(shape) for vector in (mean, var, weight, bias)]
-    centred = (x - along[0]) * mint.rsqrt(along[1] + constant(eps, x))
-    return _scaled_and_shifted(centred, along[2], along[3])
+    of_channels = [None if vector is None else vector.reshape(shape) for vector in (weight, bias)]
+    if not training:
+        centred = (x - mean.reshape(shape)) * mint.rsqrt(var.reshape(shape) + constant(eps, x))
+        return _scaled_and_shifted(centred, *of_channels)
+    dims = tuple(d for d in range(x.ndim) if d != 1)
+    count = x.size // x.shape[1]
+    own_mean = platform.mean(x, dims, keepdim=True)
+    centred = x - own_mean
+    own_var = platform.mean(centred * centred, dims, keepdim=True)
+    update((mean, var), own_mean, own_var * constant(count / max(1, count - 1), x), momentum)
+    return _scaled_and_shifted(centred * mint.rsqrt(own_var + constant(eps, x)), *of_channels)

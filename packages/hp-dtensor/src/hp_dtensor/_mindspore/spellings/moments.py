@@ -7,6 +7,7 @@ from typing import Any
 from hp_dtensor._mindspore.composed import along as composed
 from hp_dtensor._mindspore.dtypes import dtype_of
 from hp_dtensor._mindspore.spelling import Operation, is_on_cpu, spelling
+from hp_platform import get_platform
 
 
 def _moment(rule: str, primitive: str, is_root: bool) -> None:
@@ -24,6 +25,26 @@ def _moment(rule: str, primitive: str, is_root: bool) -> None:
 
 _moment("var", "Var", False)
 _moment("std", "Std", True)
+
+
+def _moment_and_mean(rule: str, primitive: str, is_root: bool) -> None:
+    @spelling(rule, primitive)
+    def read(
+        operation: Operation, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
+    ) -> Any:
+        def local(own: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+            if is_on_cpu(own):
+                dims = tuple(range(own.ndim)) if dim is None else dim
+                mean = get_platform().mean(own, dims, keepdim)
+                return composed.moment(own, dim, correction, keepdim, is_root), mean
+            return operation.native(own, dim, correction, keepdim)
+
+        dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
+        return operation.follow(rule, local, x, dim=dims, correction=correction, keepdim=keepdim)
+
+
+_moment_and_mean("var_mean", "VarMean", False)
+_moment_and_mean("std_mean", "StdMean", True)
 
 
 @spelling("std", "ReduceStd")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore
-
 from hp_dtensor._mindspore.composed import norms as composed
 from hp_dtensor._mindspore.spelling import Operation, is_on_cpu, spelling
 
@@ -72,8 +70,6 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    _refuse_training(training)
-
     def local(own: Any, mean: Any, var: Any, weight: Any, bias: Any, *rest: Any) -> Any:
         if is_on_cpu(own):
             return composed.batch_norm(own, mean, var, weight, bias, *rest)
@@ -93,19 +89,13 @@ def _batch_norm_of_object(
     var: Any,
     training: bool,
     eps: float,
+    momentum: float = 0.1,
     *_: Any,
 ) -> Any:
-    _refuse_training(training)
-    y = operation.follow("batch_norm", composed.batch_norm, x, mean, var, weight, bias, training, 0.1, eps)
+    y = operation.follow(
+        "batch_norm", composed.batch_norm, x, mean, var, weight, bias, training, momentum, eps
+    )
     return y, None, None, None, None
-
-
-def _refuse_training(training: bool) -> None:
-    if training:
-        raise NotImplementedError(
-            f"mindspore {mindspore.__version__}: batch norm of DTensors in training would write the running statistics; use "
-            f"layer_norm or group_norm, set_train(False) to take the running statistics, or x.full_tensor()"
-        )
 
 
 @spelling("normalize", "L2Normalize")

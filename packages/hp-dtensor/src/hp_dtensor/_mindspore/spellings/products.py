@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor._mindspore.composed import products as composed
+from hp_dtensor._mindspore.composed.einsum import einsum
 from hp_dtensor._mindspore.spelling import Operation, is_on_cpu, refuse_on_cpu, spelling
 
 
@@ -65,3 +66,20 @@ def _bias_add(operation: Operation, x: Any, bias: Any, *_: Any) -> Any:
     if operation.attributes.data_format == "NHWC":
         return x + bias
     return x + bias.reshape((1, -1, *(1 for _ in range(x.ndim - 2))))
+
+
+@spelling("einsum", "Einsum")
+def _einsum(operation: Operation, operands: Any) -> Any:
+    def local(equation: str, *own: Any) -> Any:
+        return einsum(equation, *own) if is_on_cpu(own[0]) else operation.native(own)
+
+    return operation.follow("einsum", local, operation.attributes.init_attrs["equation"], *operands)
+
+
+@spelling("add", "AddN")
+def _sum_of_all(operation: Operation, summands: Any) -> Any:
+    """By operations on DTensors."""
+    total = summands[0]
+    for x in summands[1:]:
+        total = total + x
+    return total

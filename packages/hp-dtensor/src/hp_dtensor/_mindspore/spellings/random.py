@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_dtensor._mindspore.dtypes import dtype_of
+from hp_dtensor._mindspore.samples import multinomial
 from hp_dtensor._mindspore.spelling import Operation, spelling
 from hp_dtensor.dtensor import DTensorMethods
 
@@ -83,6 +84,18 @@ _like("zeros_like", 0, 0, "ZerosLike", "ZerosLikeExt")
 _like("ones_like", 0, 0, "OnesLike", "OnesLikeExt")
 _like("empty_like", 0, 0, "EmptyLike")
 _like("full_like", 1, 0, "FullLike")
+
+
+@spelling("multinomial", "Multinomial")
+def _multinomial_of_object(operation: Operation, x: Any, num_samples: int) -> Any:
+    return multinomial(x, num_samples, True, operation.attributes.init_attrs["dtype"])
+
+
+@spelling("multinomial", "MultinomialExt")
+def _multinomial(
+    operation: Operation, x: Any, num_samples: int, replacement: bool = False, *generator: Any
+) -> Any:
+    return multinomial(x, num_samples, replacement)
 
 
 @spelling("typeof", "typeof")

@@ -81,6 +81,37 @@ def _pad(operation: Operation, x: Any, pads: Any, value: Any = None) -> Any:
     return operation.follow("pad", ops.pad, x, tuple(pads), mode, *number)
 
 
+@spelling("pad", "Pad")
+def _pad_of_object(operation: Operation, x: Any) -> Any:
+    """Zeros; the pairs of numbers begin with the first dim."""
+    return operation.follow("pad", ops.pad, x, _from_last(operation.attributes.init_attrs["paddings"]))
+
+
+@spelling("pad", "MirrorPad")
+def _mirror_pad(operation: Operation, x: Any, paddings: Any) -> Any:
+    """Copies of old values, with or without the outermost; ``paddings`` is a plain tensor, equal on all ranks."""
+
+    def local(own: Any, *_: Any) -> Any:
+        return operation.native(own, paddings)
+
+    mode = operation.attributes.init_attrs["mode"].lower()
+    return operation.follow("pad", local, x, _from_last(paddings.asnumpy().tolist()), mode)
+
+
+def _from_last(pairs: Any) -> tuple[int, ...]:
+    return tuple(int(n) for pair in reversed(tuple(pairs)) for n in pair)
+
+
+@spelling("meshgrid", "Meshgrid")
+def _meshgrid(operation: Operation, vectors: Any, indexing: int) -> Any:
+    """The number is 1 where the first two dims are swapped."""
+
+    def local(own: Any, **_: Any) -> Any:
+        return operation.native(own, indexing)
+
+    return operation.follow("meshgrid", local, *vectors, indexing="xy" if indexing else "ij")
+
+
 @spelling("pointwise", "GeluExt")
 def _gelu(operation: Operation, x: Any, approximate: str = "none") -> Any:
     def local(own: Any, approximate: str) -> Any:
