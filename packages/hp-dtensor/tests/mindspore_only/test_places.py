@@ -56,6 +56,16 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]
     "tensor_scatter_add": (ops.tensor_scatter_add, _added, (X, SAME, V)),
     "tensor_scatter_sub": (ops.tensor_scatter_sub, lambda *given: _added(*given, -1), (X, SAME, V)),
     "TensorScatterUpdate": (ops.TensorScatterUpdate(), _replaced, (X, PLACES, V)),
+    "TensorScatterUpdate in the first piece only": (
+        ops.TensorScatterUpdate(),
+        _replaced,
+        (X, np.array([[0, 1], [2, 2]]), V[:2]),
+    ),
+    "tensor_scatter_add in the last piece only": (
+        ops.tensor_scatter_add,
+        _added,
+        (X, np.array([[4, 1], [4, 1]]), V[:2]),
+    ),
     "TensorScatterUpdate of rows": (
         ops.TensorScatterUpdate(),
         lambda x, at, values: ops.tensor_scatter_update(x, at, values),
@@ -141,3 +151,13 @@ def test_a_plain_parameter_takes_no_dtensor(world: World) -> None:
     at = distribute_tensor(Tensor(ROWS), init_device_mesh(world.device_type, (1,)), [Shard(0)])
     with pytest.raises(NotImplementedError, match="ScatterUpdate"):
         ops.scatter_update(Parameter(Tensor(X)), at, Tensor(VS))
+
+
+@distributed(2, backends="mindspore")
+def test_ranks_on_which_nothing_falls_write_nothing(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    at, values = np.array([0, 1]), VS[:2]
+    for write, sign in ((ops.scatter_update, None), (ops.scatter_add, 1)):
+        p = Parameter(distribute_tensor(Tensor(X), mesh, [Shard(0)]))
+        write(p, *(distribute_tensor(Tensor(a), mesh, [Replicate()]) for a in (at, values)))
+        assert_parity(p.detach(), Tensor(_by_numpy(at, values, sign)), rtol=0, atol=1e-12)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.lookup import own_numbers
@@ -226,7 +227,9 @@ class Write:
         own = tuple(value.shape[first:end])
         flat = platform.reshape(value, (*value.shape[:first], math.prod(own), *value.shape[end:]))
         index = (*(slice(None),) * first, _positions(own, common, kept))
-        return flat[index]
+        found = flat[index]
+        # Not all frameworks record a choice of nothing, and other ranks' backward waits for this one's.
+        return zeros_from(found, [flat]) if 0 in found.shape else found
 
     def _tensors_of(self, at: list[Any]) -> list[list[Any]]:
         return [entry if isinstance(entry, list) else [entry] for entry in at]
