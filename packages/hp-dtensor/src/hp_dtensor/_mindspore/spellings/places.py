@@ -13,7 +13,6 @@ from mindspore import mint, ops
 from hp_dtensor._mindspore.composed.index import index_add
 from hp_dtensor._mindspore.spelling import Operation, spelling
 from hp_dtensor.errors import no_rule
-from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.rng.places import is_dtensor
 from hp_platform import get_platform
 
