@@ -10,41 +10,28 @@ from hp_dtensor._mindspore.spelling import Operation, is_on_cpu, spelling
 from hp_platform import get_platform
 
 
-def _moment(rule: str, primitive: str, is_root: bool) -> None:
+def _moment(rule: str, primitive: str, *, is_root: bool, with_mean: bool) -> None:
     @spelling(rule, primitive)
     def read(
         operation: Operation, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
     ) -> Any:
         def local(own: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
-            if is_on_cpu(own):
-                return composed.moment(own, dim, correction, keepdim, is_root)
-            return operation.native(own, dim, correction, keepdim)
-
-        return operation.follow(rule, local, x, dim=dim, correction=correction, keepdim=keepdim)
-
-
-_moment("var", "Var", False)
-_moment("std", "Std", True)
-
-
-def _moment_and_mean(rule: str, primitive: str, is_root: bool) -> None:
-    @spelling(rule, primitive)
-    def read(
-        operation: Operation, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
-    ) -> Any:
-        def local(own: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
-            if is_on_cpu(own):
-                dims = tuple(range(own.ndim)) if dim is None else dim
-                mean = get_platform().mean(own, dims, keepdim)
-                return composed.moment(own, dim, correction, keepdim, is_root), mean
-            return operation.native(own, dim, correction, keepdim)
+            if not is_on_cpu(own):
+                return operation.native(own, dim, correction, keepdim)
+            moment = composed.moment(own, dim, correction, keepdim, is_root)
+            if not with_mean:
+                return moment
+            dims = tuple(range(own.ndim)) if dim is None else dim
+            return moment, get_platform().mean(own, dims, keepdim)
 
         dims = dim if dim is None or isinstance(dim, int) else tuple(dim)
         return operation.follow(rule, local, x, dim=dims, correction=correction, keepdim=keepdim)
 
 
-_moment_and_mean("var_mean", "VarMean", False)
-_moment_and_mean("std_mean", "StdMean", True)
+_moment("var", "Var", is_root=False, with_mean=False)
+_moment("std", "Std", is_root=True, with_mean=False)
+_moment("var_mean", "VarMean", is_root=False, with_mean=True)
+_moment("std_mean", "StdMean", is_root=True, with_mean=True)
 
 
 @spelling("std", "ReduceStd")
