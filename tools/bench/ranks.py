@@ -1,6 +1,7 @@
 """Processes for cases that need more than one rank: started once per number of ranks, used by both sides in turn."""
 
 import atexit
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -61,3 +62,21 @@ def device_type(num_ranks: int) -> str:
     import torch
 
     return "cuda" if torch.cuda.device_count() >= num_ranks else "cpu"
+
+
+def times_of_calls(call: Callable[[], object], num_calls: int, num_repeats: int, device: str) -> list[float]:
+    """On all ranks: seconds of one call, for each repetition; all begin together, and a device is waited for."""
+    import torch
+
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times = []
+    for _ in range(num_repeats):
+        wait()
+        torch.distributed.barrier()
+        wait()
+        start = time.perf_counter()
+        for _ in range(num_calls):
+            call()
+        wait()
+        times.append((time.perf_counter() - start) / num_calls)
+    return times

@@ -6,14 +6,13 @@ asynchronous step of rank 0 in the folder that the environment variable ``BENCH_
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.case import Better, Case, Sample
 from bench.cases.dtensor import NUM_RANKS, Kind
-from bench.ranks import device_type, measured_on_ranks
+from bench.ranks import device_type, measured_on_ranks, times_of_calls
 
 TRACES = "BENCH_TRACES"
 NUM_STEPS, NUM_REPEATS = 10, 7
@@ -26,22 +25,12 @@ def measure_overlap(is_asynchronous: bool) -> Sample:
     torch = Kind("ours").torch
     device = device_type(NUM_RANKS)
     step = overlapping_step(device, is_asynchronous)
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times = []
     with torch.no_grad():
-        for _ in range(NUM_REPEATS + 2):
-            wait()
-            torch.distributed.barrier()
-            wait()
-            start = time.perf_counter()
-            for _ in range(NUM_STEPS):
-                step()
-            wait()
-            times.append((time.perf_counter() - start) / NUM_STEPS * 1e3)
+        times = times_of_calls(step, NUM_STEPS, NUM_REPEATS + 2, device)
         folder = os.environ.get(TRACES)
         if folder and is_asynchronous:
             write_trace(step, Path(folder), device)
-    return Sample(statistics.median(times[2:]))
+    return Sample(statistics.median(times[2:]) * 1e3)
 
 
 def overlapping_step(device: str, is_asynchronous: bool) -> Callable[[], Any]:

@@ -1,11 +1,10 @@
 """One redistribution between two placements, ours beside torch.distributed.tensor, on GPUs where each rank has its own."""
 
-import time
 from typing import Any
 
 from bench.case import Better, Case, Sample
 from bench.cases.dtensor import NUM_RANKS, NUM_REPEATS, Kind
-from bench.ranks import device_type, measured_on_ranks
+from bench.ranks import device_type, measured_on_ranks, times_of_calls
 
 # From placement, to placement; S0 and S1 are cuts of tensor dims 0 and 1. torch's own refuses to make a sum of what is whole.
 PAIRS = ("S0-R", "S1-R", "S0-S1", "S1-S0", "R-S0", "R-S1", "P-R", "P-S0", "P-S1")
@@ -36,21 +35,14 @@ def measure_redistribution(name: str, pair: str, side: int) -> Sample:
     source, goal = pair.split("-")
     x, target = placed(kind, source, side, device), by_name(kind)[goal]
     _check(kind, x, target)
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     num_calls = 10 if device == "cpu" else 50
-    best = float("inf")
+
+    def call() -> None:
+        # torch's own hands out a collective that has not ended; its local tensor is waited for where it is used.
+        torch.sum(x.redistribute(placements=[target]).to_local()[:1, :1])
+
     with torch.no_grad():
-        for _ in range(NUM_REPEATS + 2):
-            wait()
-            torch.distributed.barrier()
-            wait()
-            start = time.perf_counter()
-            for _ in range(num_calls):
-                # torch's own hands out a collective that has not ended; its local tensor is waited for where it is used.
-                torch.sum(x.redistribute(placements=[target]).to_local()[:1, :1])
-            wait()
-            best = min(best, (time.perf_counter() - start) / num_calls * 1e6)
-    return Sample(best)
+        return Sample(min(times_of_calls(call, num_calls, NUM_REPEATS + 2, device)) * 1e6)
 
 
 def _check(kind: Kind, x: Any, target: Any) -> None:
