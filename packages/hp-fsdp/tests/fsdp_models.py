@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_dtensor import DTensor
 from hp_dtensor.chunk import chunk_sizes
 from hp_fsdp import fully_shard
 from hp_platform import DeviceMesh, collectives, get_platform, init_device_mesh
@@ -256,9 +257,15 @@ def reference_gradients(program: Program, maker: Maker, model: Any, num_ranks: i
     return outputs
 
 
+def local(parameter: Any) -> Any:
+    """The plain tensor that this rank holds of a parameter: its shard, or of a plain one itself."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 def sgd_step(platform: Any, model: Any) -> None:
     """``p = p - lr * grad``; parameters without a gradient stay."""
     for _, parameter in platform.named_parameters(model):
+        parameter = local(parameter)
         gradient = platform.get_grad(parameter)
         if gradient is not None:
             platform.add_(parameter, gradient, alpha=-LEARNING_RATE)
@@ -269,7 +276,7 @@ def numpy_of(platform: Any, model: Any, value: Callable[[Any], Any]) -> dict[str
     """``value(parameter)`` of every parameter, by name, on the host."""
     found = {}
     for name, parameter in platform.named_parameters(model):
-        x = value(parameter)
+        x = value(local(parameter))
         found[name] = None if x is None else platform.to_numpy(x)
     return found
 
@@ -281,7 +288,7 @@ def whole(
     platform, group = world.platform, mesh.get_group(mesh.ndim - 1)
     found = {}
     for name, parameter in platform.named_parameters(model):
-        x = value(parameter)
+        x = value(local(parameter))
         if x is not None and shapes[name]:
             sizes = chunk_sizes(shapes[name][0], group.size)
             x = platform.cat(collectives.all_gather_uneven(x, sizes, group))

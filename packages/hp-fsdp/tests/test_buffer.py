@@ -12,10 +12,11 @@ import pytest
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import plan_rows
 from hp_fsdp.parameter import ManagedParameter, Owner
+from hp_fsdp.places import find_places
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import PROGRAMS, Maker, check_three_steps
+from fsdp_models import PROGRAMS, Maker, check_three_steps, make_mesh
 
 SHAPES = [(5, 2), (1,), (4, 3), (0, 2)]
 
@@ -33,18 +34,23 @@ class Lacking:
         return capability not in self._lacks and self._platform.supports(capability, device)
 
 
-def buffer_of(
-    world: World, platform: Any, num_ranks: int, rank: int
-) -> tuple[FlatBuffer, list[Any], list[np.ndarray]]:
-    maker = Maker(world)
+def buffer_of(world: World, platform: Any) -> tuple[FlatBuffer, list[Any], list[np.ndarray]]:
+    maker, places = Maker(world), find_places(make_mesh(world), world.device)
     whole = [maker.parameter(*shape) for shape in SHAPES]
     values = [platform.to_numpy(platform.detach(parameter)) for parameter in whole]
     params = []
     for index, parameter in enumerate(whole):
-        param = ManagedParameter(platform, parameter, (Owner(None, "weight", f"layer{index}.weight"),))
-        param.cut(plan_rows([param.shape], num_ranks).slots[0], rank, world.device)
+        param = ManagedParameter(platform, parameter, (Owner(holder(world, parameter), "weight", f"{index}"),))
+        param.cut(plan_rows([param.shape], world.size).slots[0], places)
         params.append(param)
-    return FlatBuffer(platform, params, num_ranks, rank, world.device), whole, values
+    buffer = FlatBuffer(platform, params, world.size, world.rank, world.device)
+    return buffer, [param.shard for param in params], values
+
+
+def holder(world: World, parameter: Any) -> Any:
+    module = world.platform.Module()
+    module.weight = parameter
+    return module
 
 
 def expected_row(values: list[np.ndarray], num_ranks: int, rank: int) -> np.ndarray:
@@ -58,26 +64,24 @@ def expected_row(values: list[np.ndarray], num_ranks: int, rank: int) -> np.ndar
 
 
 @pytest.mark.parametrize("lacks", [(), ("alias",)], ids=["shards in the row", "shards apart"])
-@distributed(world_size=1)
+@distributed(world_size=(1, 2, 3))
 def test_the_row_follows_the_shards(world: World, lacks: tuple[str, ...]) -> None:
     platform = Lacking(world.platform, *lacks)
-    for num_ranks in (1, 2, 3):
-        for rank in range(num_ranks):
-            buffer, shards, values = buffer_of(world, platform, num_ranks, rank)
-            assert (platform.to_numpy(buffer.row()) == expected_row(values, num_ranks, rank)).all()
-            for shard in shards:
-                platform.mul_(shard, 2.0)
-            doubled = [2 * value for value in values]
-            assert (platform.to_numpy(buffer.row()) == expected_row(doubled, num_ranks, rank)).all()
+    buffer, shards, values = buffer_of(world, platform)
+    assert (platform.to_numpy(buffer.row()) == expected_row(values, world.size, world.rank)).all()
+    for shard in shards:
+        platform.mul_(shard, 2.0)
+    doubled = [2 * value for value in values]
+    assert (platform.to_numpy(buffer.row()) == expected_row(doubled, world.size, world.rank)).all()
 
 
-@distributed(world_size=1)
+@distributed(world_size=2)
 def test_shards_in_the_row_are_read_where_they_lie(world: World) -> None:
     if not world.platform.supports("alias", world.device):
-        buffer, _, _ = buffer_of(world, world.platform, 2, 0)
+        buffer, _, _ = buffer_of(world, world.platform)
         assert world.platform.data_ptr(buffer.row()) != world.platform.data_ptr(buffer.row())
         return
-    buffer, shards, _ = buffer_of(world, world.platform, 2, 0)
+    buffer, shards, _ = buffer_of(world, world.platform)
     assert world.platform.data_ptr(buffer.row()) == world.platform.data_ptr(shards[0])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_dtensor import DTensor
 from hp_fsdp import HSDPModule, fully_shard
 from hp_fsdp.unit import units_in
 from hp_platform.testing import World, assert_parity, distributed
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fsdp_models import (
     PROGRAMS,
     Maker,
+    local,
     loss_of,
     make_mesh,
     numpy_of,
@@ -230,7 +232,7 @@ def test_whole_parameters_are_there_after_unshard_and_gone_after_reshard(world: 
     twins.sharded.unshard()
     assert np.array_equal(platform.to_numpy(head.weight), expected)
     twins.sharded.reshard()
-    assert tuple(head.weight.shape) == ((2, 4) if world.rank == 0 else (1, 4))
+    assert tuple(local(head.weight).shape) == ((2, 4) if world.rank == 0 else (1, 4))
 
 
 @distributed(world_size=2)
@@ -281,7 +283,7 @@ def test_zero_grad_clears_everything_also_between_forward_and_backward(world: Wo
     twins.backward(twins.reference_loss(1))
     twins.check()
     twins.sharded.zero_grad(set_to_none=False)
-    assert all(not platform.to_numpy(platform.get_grad(p)).any() for p in shards.values())
+    assert all(not platform.to_numpy(platform.get_grad(local(p))).any() for p in shards.values())
 
 
 @distributed(world_size=2)
@@ -368,11 +370,11 @@ def test_units_take_and_return_nested_values(world: World, kind: str) -> None:
         numpy_of(platform, reference, platform.get_grad),
         **tolerance(world),
     )
-    assert tuple(model.inner.linear.weight.shape) == (2, 4)
+    assert tuple(local(model.inner.linear.weight).shape) == (2, 4)
 
 
 @distributed(world_size=2)
-def test_modules_keep_their_class_and_parameters_their_identity(world: World) -> None:
+def test_modules_keep_their_class_and_parameters_their_names_and_ties(world: World) -> None:
     platform = world.platform
     model = PROGRAMS["tied"].build(Maker(world))
     cls, before = type(model), dict(platform.named_parameters(model))
@@ -382,9 +384,12 @@ def test_modules_keep_their_class_and_parameters_their_identity(world: World) ->
     assert type(model).__name__ == "HSDP" + cls.__name__
     after = dict(platform.named_parameters(model))
     assert list(after) == list(before)
-    assert all(after[name] is before[name] for name in before)
+    for name, parameter in after.items():
+        assert isinstance(parameter, DTensor)
+        assert platform.is_parameter(parameter)
+        assert tuple(parameter.shape) == tuple(before[name].shape)
     assert model.head.weight is model.embed.weight
-    assert tuple(model.head.weight.shape) == ((3, 4) if world.rank == 0 else (2, 4))
+    assert tuple(local(model.head.weight).shape) == ((3, 4) if world.rank == 0 else (2, 4))
 
 
 @distributed(world_size=2)

@@ -16,7 +16,7 @@ from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import PROGRAMS, Maker, make_mesh
+from fsdp_models import PROGRAMS, Maker, local, make_mesh
 
 
 def with_meta_parameter(world: World, model: Any) -> Any:
@@ -180,7 +180,7 @@ def test_a_tie_between_units_on_different_meshes_is_refused(world: World) -> Non
 def test_a_shard_of_another_shape_is_refused_at_the_next_gather(world: World) -> None:
     platform = world.platform
     model = sharded(world, PROGRAMS["mlp"].build(Maker(world)))
-    shard = model.head.weight
+    shard = local(model.head.weight)
     platform.set_data_(shard, platform.zeros((3, 4), Maker(world).dtype, world.device))
     message = r"the shard of parameter 'head\.weight' was changed after fully_shard: it is \(3, 4\) .*, and must be \([12], 4\)"
     with pytest.raises(RuntimeError, match=message):
@@ -195,10 +195,10 @@ def test_other_memory_below_a_shard_counts(world: World) -> None:
     model = sharded(world, program.build(Maker(world)))
     inputs = program.inputs(Maker(world), 0, 0)
     for _, shard in platform.named_parameters(model):
-        platform.set_data_(shard, platform.detach(shard) * 0.0)
+        platform.set_data_(local(shard), platform.detach(local(shard)) * 0.0)
     assert not platform.to_numpy(model(inputs)).any()
     for _, shard in platform.named_parameters(model):
-        platform.add_(shard, 1.0)
+        platform.add_(local(shard), 1.0)
     reference = program.build(Maker(world))
     for _, parameter in platform.named_parameters(reference):
         platform.fill_(parameter, 1.0)

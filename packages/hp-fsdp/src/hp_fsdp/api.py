@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from hp_fsdp.hooks import UnitHooks
 from hp_fsdp.module import become_sharded
-from hp_fsdp.parameter import OWNER_MARK, ManagedParameter, Owner
+from hp_fsdp.parameter import OWNER_MARK, SUCCESSOR, ManagedParameter, Owner
 from hp_fsdp.places import find_places
 from hp_fsdp.policy import MixedPrecisionPolicy
 from hp_fsdp.unit import Unit, unit_of, units_in
@@ -28,11 +28,11 @@ def fully_shard(
 ) -> M:
     """Make ``module`` one unit of fully sharded data parallel training, and return it.
 
-    From now on every parameter of the module holds this rank's piece of dim 0 (chunks as torch.chunk cuts them; the last
-    ones may be short or empty); it is the same object as before. The whole parameters are there from just before forward
-    until after it, and again in backward, which leaves the mean gradient over all ranks of the mesh in ``.grad`` of the
-    pieces. Values and gradients are those of the unsharded program on the whole batch, if the loss is a mean and ranks
-    have equally many samples.
+    From now on every parameter of the module is a DTensor that is cut along dim 0 (chunks as torch.chunk cuts them; the last
+    ones may be short or empty), in all places of a tied one. The whole parameters are there from just before forward until
+    after it, and again in backward, which leaves the mean gradient over all ranks of the mesh in ``.grad`` of the pieces.
+    Values and gradients are those of the unsharded program on the whole batch, if the loss is a mean and ranks have equally
+    many samples.
 
     Call it on inner modules first (each transformer block), and on the whole model last: parameters of inner units are
     theirs. The outermost unit that runs is the root; it keeps its own whole parameters until the end of backward. Make
@@ -82,16 +82,18 @@ def fully_shard(
     inner = list(units_in(platform, module))
     for each in inner:
         each.reshard()
-    managed = {id(param.parameter): (each, param) for each in inner for param in each.params}
+    keepers = {param: each for each in inner for param in each.params}
+    successors = {id(param.parameter): param for param in keepers}
     new, shared = [], []
-    for parameter, owners in _places_of_parameters(platform, module).values():
+    for parameter, owners in _places_of_parameters(platform, module, successors).values():
         if id(parameter) in ignored:
             continue
-        if id(parameter) not in managed:
+        param = successors.get(id(parameter))
+        if param is None:
             _check_parameter(platform, parameter, owners[0], unit)
             new.append(ManagedParameter(platform, parameter, owners))
             continue
-        keeper, param = managed[id(parameter)]
+        keeper = keepers[param]
         if len(param.owners) < len(owners):  # tied to a module outside of the unit that shards it
             if keeper.places.mesh != mesh:
                 raise ValueError(
@@ -103,6 +105,7 @@ def fully_shard(
     for keeper, param, owners in shared:
         keeper.release(param)
         param.owners = owners
+        param.show_shard()
     unit.add([param for _, param, _ in shared], whole=False)
     unit.add(new, whole=True)
     become_sharded(module, unit)
@@ -145,12 +148,20 @@ def _mesh(platform: Platform, module: Any, mesh: Any) -> DeviceMesh:
     return mesh
 
 
-def _places_of_parameters(platform: Platform, module: Any) -> dict[int, tuple[Any, tuple[Owner, ...]]]:
-    """Every parameter with all places where it hangs, in the order of registration."""
+def _places_of_parameters(
+    platform: Platform, module: Any, successors: Mapping[int, ManagedParameter]
+) -> dict[int, tuple[Any, tuple[Owner, ...]]]:
+    """Every parameter with all places where it hangs, in the order of registration.
+
+    A whole one whose successor, sharded by a unit inside of the module, hangs elsewhere (a tie) counts as that.
+    """
     found: dict[int, tuple[Any, tuple[Owner, ...]]] = {}
     for path, each in platform.named_modules(module):
         for attribute, parameter in platform.named_parameters(each, recurse=False, remove_duplicate=False):
             owner = Owner(each, attribute, f"{path}.{attribute}" if path else attribute)
+            successor = getattr(parameter, SUCCESSOR, None)
+            if successor is not None and id(successor.parameter) in successors:
+                parameter = successor.parameter
             _, owners = found.get(id(parameter), (parameter, ()))
             found[id(parameter)] = (parameter, (*owners, owner))
     return found
@@ -158,7 +169,8 @@ def _places_of_parameters(platform: Platform, module: Any) -> dict[int, tuple[An
 
 def _check_parameter(platform: Platform, parameter: Any, owner: Owner, unit: Unit) -> None:
     where = f"parameter {owner.name!r} of {unit.label}"
-    sharded_by = getattr(parameter, OWNER_MARK, None)
+    whole = getattr(parameter, SUCCESSOR, None)
+    sharded_by = getattr(parameter if whole is None else whole.parameter, OWNER_MARK, None)
     if sharded_by is not None:
         raise ValueError(
             f"{where} is sharded by another unit already, {sharded_by}, which is not inside of {unit.label}: call "

@@ -58,7 +58,7 @@ class FlatBuffer:
         platform, pieces = self.platform, []
         for param in self.params:
             assert param.slot is not None
-            pieces.append(platform.reshape(platform.detach(param.parameter), (-1,)))
+            pieces.append(platform.reshape(platform.detach(param.shard), (-1,)))
             padding = param.slot.numel - param.slot.local_numel(self.rank)
             if padding:
                 pieces.append(platform.zeros((padding,), self.dtype, self.device))
@@ -68,9 +68,9 @@ class FlatBuffer:
         platform, slot = self.platform, param.slot
         assert slot is not None
         part = platform.narrow(self._row, 0, slot.offset, slot.local_numel(self.rank))
-        platform.copy_(part, platform.reshape(platform.detach(param.parameter), (-1,)))
+        platform.copy_(part, platform.reshape(platform.detach(param.shard), (-1,)))
         platform.set_data_(
-            param.parameter, platform.reshape(platform.alias(part), slot.local_shape(self.rank))
+            param.shard, platform.reshape(platform.alias(part), slot.local_shape(self.rank))
         )
 
     def _left(self, param: ManagedParameter) -> bool:
@@ -79,10 +79,10 @@ class FlatBuffer:
         if not slot.local_numel(self.rank):
             return False
         expected = self._address + slot.offset * self.platform.itemsize(self.dtype)
-        return self.platform.data_ptr(param.parameter) != expected
+        return self.platform.data_ptr(param.shard) != expected
 
     def _check(self, param: ManagedParameter) -> None:
-        present, expected = param.parameter, param.local_shape(self.rank)
+        present, expected = param.shard, param.local_shape(self.rank)
         device = self.platform.device_of(present)
         if tuple(present.shape) != expected or present.dtype != param.dtype or device != self.device:
             raise RuntimeError(

@@ -56,14 +56,17 @@ class HSDPModule:
         ``set_to_none`` False: fill them with zeros. No communication.
         """
         platform = get_platform()
+        cleared = set()
         for unit in units_in(platform, self):
             for managed in unit.params:
                 managed.unsynced = None
                 platform.set_grad(managed.full, None)
-                _clear(managed.parameter, set_to_none)
+                _clear(managed.shard, set_to_none)
+                cleared.add(id(managed.parameter))
             unit.owes_sync = False
         for _, parameter in platform.named_parameters(self):
-            _clear(parameter, set_to_none)
+            if id(parameter) not in cleared:
+                _clear(parameter, set_to_none)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hp_dtensor import DTensor
 from hp_fsdp.layout import Slot
+from hp_fsdp.places import Places
 from hp_fsdp.policy import Precision
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
 OWNER_MARK = "_hp_fsdp_owner"
 """Attribute of a sharded parameter that says who shards it. A plain text: it travels through pickles harmlessly."""
+SUCCESSOR = "_hp_fsdp_successor"
+"""Attribute of a parameter that was sharded, the whole one of before: the :class:`ManagedParameter` that took its place. A module
+outside of the unit may still hold it (a tie), and is given the successor when it is sharded itself."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,8 @@ class Owner:
 
 
 class ManagedParameter:
-    """[Note: identity] The parameter object of the user's module stays what it is and becomes the shard.
-
-    Its data is exchanged, not the object, so that ties, attributes, and optimizers that hold it keep their meaning.
+    """[Note: what the module holds] A DTensor whose local tensor is the shard takes the parameter's place in the user's module
+    once, in every place of a tied one; from then on that object stays. Everything in here works on its local tensor.
 
     [Note: one whole tensor for ever] The whole tensor is one object for the life of the unit. Re-sharding frees the memory
     below it and gathering gets memory back there, so that what autograd has saved in forward is valid again in backward.
@@ -59,16 +63,27 @@ class ManagedParameter:
     @property
     def trains(self) -> bool:
         """Whether a gradient is asked for, now."""
-        return self.platform.requires_grad(self.parameter)
+        return bool(self.parameter.requires_grad)  # of a DTensor: of its local tensor
 
     # --- the shard
-    def cut(self, slot: Slot, rank: int, device: str) -> None:
-        """Let the parameter, whole until now, keep the chunk of ``rank`` only, in memory of its own."""
+    @property
+    def shard(self) -> Tensor:
+        """The local tensor of :attr:`parameter`: what an optimizer updates, and where gradients of shards are kept."""
+        return self.parameter.to_local()
+
+    def cut(self, slot: Slot | None, places: Places) -> None:
+        """Keep this rank's chunk only, in memory of its own (without a ``slot`` all of it), as a DTensor in all places."""
         platform = self.platform
-        whole = platform.detach(self.parameter)
-        length = slot.local_shape(rank)[0]
-        chunk = platform.clone(platform.narrow(whole, 0, slot.local_start(rank), length))
-        platform.set_data_(self.parameter, platform.to_device(chunk, device))
+        chunk = platform.detach(self.parameter)
+        if slot is not None:
+            rank = places.shard_rank
+            length = slot.local_shape(rank)[0]
+            chunk = platform.clone(platform.narrow(chunk, 0, slot.local_start(rank), length))
+        chunk = platform.to_device(chunk, places.device)
+        setattr(self.parameter, SUCCESSOR, self)
+        dtensor = DTensor.from_local(chunk, places.mesh, places.placements(slot is not None), shape=self.shape)
+        self.parameter = platform.parameter(dtensor, requires_grad=self.trains)
+        self.show_shard()
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """Shape of the shard of ``rank``."""
@@ -144,8 +159,8 @@ class ManagedParameter:
         """Add to ``parameter.grad``, in the original dtype."""
         platform = self.platform
         gradient = platform.cast(gradient, self.dtype)
-        before = platform.get_grad(self.parameter)
+        before = platform.get_grad(self.shard)
         if before is None:
-            platform.set_grad(self.parameter, gradient)
+            platform.set_grad(self.shard, gradient)
         else:
             platform.add_(before, gradient)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hp_dtensor import Placement, Replicate, Shard
 from hp_platform.group import ProcessGroup
 from hp_platform.mesh import DeviceMesh
 
@@ -19,6 +20,11 @@ class Places:
     """Its ranks hold the same piece; None on a 1-D mesh."""
     device: str
     """Where shards and gathered parameters lie, such as ``"cuda:1"``."""
+
+    def placements(self, is_sharded: bool) -> tuple[Placement, ...]:
+        """Of a parameter: cut along dim 0 over the last mesh dim, or replicated."""
+        last = Shard(0) if is_sharded else Replicate()
+        return (*(Replicate() for _ in range(self.mesh.ndim - 1)), last)
 
     @property
     def num_shards(self) -> int:

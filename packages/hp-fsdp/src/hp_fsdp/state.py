@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, Replicate, Shard
+from hp_dtensor import DTensor
 from hp_fsdp.gather import gather_columns
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.unit import Unit, units_in
@@ -59,7 +59,7 @@ def get_model_state_dict(model: Any, *, options: StateDictOptions | None = None)
             found[name] = whole[id(managed[name][1])]
             continue
         value = platform.to_device(value, "cpu") if options.cpu_offload else value
-        found[name] = _as_dtensor(value, *managed[name]) if name in managed else value
+        found[name] = value
     return found
 
 
@@ -92,7 +92,7 @@ def set_model_state_dict(
     for name, value in state_dict.items():
         if name in managed:
             unit, param = managed[name]
-            writes.append((param.parameter, _local_value(platform, name, value, unit, param)))
+            writes.append((param.shard, _local_value(platform, name, value, unit, param)))
         elif name in targets:
             if tuple(value.shape) != tuple(targets[name].shape):
                 raise ValueError(
@@ -131,16 +131,7 @@ def _whole_values(platform: Platform, unit: Unit) -> Iterator[tuple[ManagedParam
             yield param, platform.clone(platform.narrow(padded, 0, 0, param.shape[0]))
         for param in unit.params:
             if param.slot is None:
-                yield param, platform.clone(platform.detach(param.parameter))
-
-
-def _placements(unit: Unit, param: ManagedParameter) -> list[Any]:
-    last = Replicate() if param.slot is None else Shard(0)
-    return [*[Replicate()] * (unit.places.mesh.ndim - 1), last]
-
-
-def _as_dtensor(shard: Tensor, unit: Unit, param: ManagedParameter) -> Any:
-    return DTensor.from_local(shard, unit.places.mesh, _placements(unit, param), shape=param.shape)
+                yield param, platform.clone(platform.detach(param.shard))
 
 
 def _local_value(platform: Platform, name: str, value: Any, unit: Unit, param: ManagedParameter) -> Tensor:
@@ -149,7 +140,7 @@ def _local_value(platform: Platform, name: str, value: Any, unit: Unit, param: M
     local_shape = param.local_shape(rank)
     if isinstance(value, DTensor):
         if given == param.shape:
-            return value.redistribute(unit.places.mesh, _placements(unit, param)).to_local()
+            return value.redistribute(unit.places.mesh, param.parameter.placements).to_local()
     elif given == param.shape:
         if param.slot is None:
             return value

@@ -82,13 +82,10 @@ class Unit:
     # --- parameters
     def add(self, params: Sequence[ManagedParameter], *, whole: bool) -> None:
         """Take over parameters; with ``whole`` they are not cut yet."""
-        rank, num_ranks = self.places.shard_rank, self.places.num_shards
         for param in params:
-            if whole and param.shape:
-                param.cut(plan_rows([param.shape], num_ranks).slots[0], rank, self.places.device)
-            elif whole:
-                scalar = self.platform.detach(param.parameter)
-                self.platform.set_data_(param.parameter, self.platform.to_device(scalar, self.places.device))
+            if whole:
+                slot = plan_rows([param.shape], self.places.num_shards).slots[0] if param.shape else None
+                param.cut(slot, self.places)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
         self._arrange([*self.params, *params])
 
@@ -142,7 +139,7 @@ class Unit:
         platform = self.platform
         with platform.no_grad(), self._named("gather"):
             columns = gather_columns(platform, self.buffers, self.places, self.precision.compute_dtype)
-            scalars = [(p, platform.detach(p.parameter)) for p in self.params if p.slot is None]
+            scalars = [(p, platform.detach(p.shard)) for p in self.params if p.slot is None]
             parts = [*columns, *scalars]
             # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
             with platform.preserve_version([param.full for param, _ in parts]):

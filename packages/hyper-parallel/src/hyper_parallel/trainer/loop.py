@@ -124,7 +124,7 @@ class _Job:
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         self.model = fully_shard(model, mesh=mesh, mp_policy=policy)
-        self.optimizer = AdamW(dict(platform.named_parameters(model)))
+        self.optimizer = AdamW({name: p.to_local() for name, p in platform.named_parameters(model)})
 
     def _mine(self, rows: Any) -> Any:
         """This rank's rows of a global batch, as a tensor on the device."""

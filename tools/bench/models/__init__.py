@@ -1,0 +1,1 @@
+"""Models of the benchmarks: plain PyTorch, no parallelism inside."""
