@@ -226,6 +226,32 @@ def test_equal_meshes_are_one_and_an_empty_world_is_none(world: World) -> None:
 
 
 @distributed(world_size=2)
+def test_what_is_whole_on_another_mesh_of_the_same_ranks_is_so_on_this_one(world: World) -> None:
+    values, tolerance = _values(world, 3), _tolerance(world, 1e-13)
+    square = DeviceMesh(world.device_type, [[0], [1]])
+    x = distribute_tensor(values, _mesh(world), [S0])
+    for at, number in (([Replicate(), Replicate()], 0), ([Partial(), Replicate()], 1)):
+        y = distribute_tensor(values + 1, square, at)
+        with count_collectives() as counted:
+            product = x * y
+        counted.assert_counts(all_reduce=number)
+        assert product.device_mesh is x.device_mesh and product.placements == (S0,)
+        assert_parity(product, values * (values + 1), atol=tolerance)
+
+
+@distributed(world_size=2)
+def test_gradients_go_to_both_meshes(world: World) -> None:
+    platform, tolerance = world.platform, _tolerance(world, 1e-13)
+    square = DeviceMesh(world.device_type, [[0], [1]])
+    x = platform.set_requires_grad_(distribute_tensor(_values(world, 3), _mesh(world), [S0]), True)
+    y = platform.set_requires_grad_(distribute_tensor(_values(world, 3) + 1, square, [Replicate()] * 2), True)
+    (x * y).sum().backward()
+    assert_parity(x.grad, _values(world, 3) + 1, atol=tolerance)
+    assert_parity(y.grad, _values(world, 3), atol=tolerance)
+    assert y.grad.device_mesh is square
+
+
+@distributed(world_size=2)
 def test_functions_of_one_rule_do_not_share_what_they_do_with_an_empty_piece(world: World) -> None:
     name = world.platform.dtype_name
     x = distribute_tensor(_values(world, 1), _mesh(world), [S0])

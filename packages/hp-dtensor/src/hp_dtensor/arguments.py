@@ -51,6 +51,28 @@ def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) ->
     )
 
 
+def for_plain_target(function: Any, args: Sequence[Any], tensor_class: Any) -> tuple[Any, ...]:
+    """Arguments of an operation that writes into a plain tensor: a 0-d DTensor counts as a number, as in ``x.mul_(scale)``.
+
+    Communication: what its ``full_tensor()`` needs. ValueError for any other DTensor, and for one whose gradient is recorded.
+    """
+    platform = get_platform()
+
+    def read(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(read, x))
+        if not isinstance(x, tensor_class):
+            return x
+        if tuple(x.shape) or (platform.is_grad_enabled() and platform.requires_grad(x._local)):
+            raise ValueError(
+                f"{name_of(function)} would write DTensors into a plain tensor of shape {tuple(args[0].shape)}: write "
+                f"x.full_tensor() or x.to_local() into it, or make it a DTensor with distribute_tensor"
+            )
+        return x.full_tensor()
+
+    return tuple(map(read, args))
+
+
 _NUMBERS = frozenset({"alpha", "beta", "value"})
 """Keyword arguments that are numbers, for which frameworks take a tensor of one element, too."""
 
@@ -77,7 +99,11 @@ def with_numbers(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
-    """Meshes that are equal but not one object count as one; others are refused."""
+    """All DTensors on the mesh of the first. Communication: reduces what is Partial on another mesh.
+
+    Meshes that are equal but not one object count as one. What is whole (or Partial) on another mesh of the same ranks, such
+    as the norm of a gradient, is whole on this one. Others are refused.
+    """
     mesh = next(members(args, tensor_class))._spec.mesh
 
     def move(x: Any) -> Any:
@@ -86,11 +112,15 @@ def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any
         if not isinstance(x, tensor_class) or x._spec.mesh is mesh:
             return x
         spec = x._spec
-        if spec.mesh != mesh:
-            raise ValueError(
-                f"{name_of(function)} got DTensors on two meshes, {mesh} and {spec.mesh}: bring them to one mesh, "
-                f"for example with DTensor.from_local(x.full_tensor(), mesh, [Replicate(), ...])"
-            )
-        return wrap(x._local, make_spec(mesh, spec.placements, spec.shape))
+        if spec.mesh == mesh:
+            return wrap(x._local, make_spec(mesh, spec.placements, spec.shape))
+        is_nowhere_cut = all(p.is_replicate() or p.is_partial() for p in spec.placements)
+        if is_nowhere_cut and set(spec.mesh.rank_list) == set(mesh.rank_list):
+            whole = x.redistribute(placements=[REPLICATE] * len(spec.placements))
+            return wrap(whole._local, make_spec(mesh, (REPLICATE,) * len(mesh.shape), spec.shape))
+        raise ValueError(
+            f"{name_of(function)} got DTensors on two meshes, {mesh} and {spec.mesh}: bring them to one mesh with "
+            f"redistribute(mesh, placements), or make the other one Replicate if its mesh has the same ranks"
+        )
 
     return tuple(map(move, args))

@@ -85,7 +85,7 @@ def build_dispatch(
                         if member is not None:
                             of_list = local_list(rule, function, arg)
                             if of_list is None:
-                                return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
+                                return dispatch(rule, function, adopted(function, args), kwargs, True)
                             first = (
                                 next(x for x in arg if isinstance(x, tensor_class))
                                 if first is None
@@ -95,7 +95,10 @@ def build_dispatch(
                             local.append(of_list[1])
                             continue
                     elif isinstance(arg, plain):
-                        return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
+                        if rule.in_place and first is None:  # what is written comes first
+                            args = arguments.for_plain_target(function, args, tensor_class)
+                            return function(*args, **arguments.with_numbers(function, kwargs or {}))
+                        return dispatch(rule, function, adopted(function, args), kwargs, True)
                 key.append(kind)
                 if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
                     key.append(_hashable(rule, function, arg))
@@ -193,12 +196,7 @@ def build_dispatch(
                 local.append(x)
         return tuple(key), local
 
-    def adopted(rule: Rule, function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-        if rule.in_place and not isinstance(args[0], tensor_class):
-            raise ValueError(
-                f"{name_of(function)} would write DTensors into a plain tensor of shape {tuple(args[0].shape)}: write "
-                f"x.full_tensor() or x.to_local() into it, or make it a DTensor with distribute_tensor"
-            )
+    def adopted(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
         return arguments.adopted(function, args, tensor_class, wrap)
 
     def run_on_dtensors(

@@ -202,6 +202,41 @@ def test_a_value_that_is_not_finite_on_one_rank_is_found_on_all(world: World) ->
             assert grad.tolist() == whole.tolist() == [2.0, 3.0, 1.0]
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+@distributed([1, 2], backends=TORCH)
+def test_clipping_takes_several_meshes_and_plain_tensors(foreach: bool, world: World) -> None:
+    meshes = (_mesh(world), init_device_mesh(world.device_type, (1, world.size)))
+    plain, mixed = (
+        [torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=world.device)) for _ in range(3)]
+        for _ in range(2)
+    )
+    mixed[1:] = [
+        torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Replicate()] * (mesh.ndim - 1) + [Shard(0)]))
+        for x, mesh in zip(mixed[1:], meshes, strict=True)
+    ]
+    for p in (1.0, 2.0, math.inf):
+        norms = []
+        for xs in (plain, mixed):
+            for i, x in enumerate(xs):
+                x.grad = (x * (i + 2)).detach()
+            norms.append(torch.nn.utils.clip_grad_norm_(xs, 0.5, p, foreach=foreach))
+        assert_parity(norms[1], norms[0], rtol=TOLERANCE, name=f"norm {p}")
+        assert_parity([x.grad for x in mixed], [x.grad for x in plain], rtol=TOLERANCE, name=f"clipped, {p}")
+
+
+@distributed(2, backends=TORCH)
+def test_a_plain_tensor_is_written_with_numbers_that_are_dtensors_and_with_no_others(world: World) -> None:
+    mesh = _mesh(world)
+    x = torch.ones(3, dtype=torch.float64, device=world.device)
+    half = torch.tensor(0.5, dtype=torch.float64, device=world.device)
+    for at in (Replicate(), Partial()):
+        assert_parity(x.clone().mul_(distribute_tensor(half, mesh, [at])), x * 0.5, rtol=TOLERANCE)
+    for wrong in (distribute_tensor(x, mesh), distribute_tensor(half, mesh).requires_grad_()):
+        with pytest.raises(ValueError, match="would write DTensors into a plain tensor"):
+            x.mul_(wrong)
+    assert_parity(x.clone().add_(other=distribute_tensor(half, mesh)), x + 0.5, rtol=TOLERANCE)
+
+
 FUSED: dict[str, tuple[int, dict[str, Any]]] = {
     "adam": (
         4,

@@ -213,3 +213,13 @@ def test_out_is_written_where_it_lies(world: World) -> None:
         torch.maximum(a, b, out=short)
     with pytest.raises(ValueError, match="records no gradient"):
         torch.add(a.detach().redistribute(placements=[Shard(0)]).requires_grad_(), b, out=out)
+
+
+@distributed(2, backends=TORCH)
+def test_the_older_spelling_of_new_empty_takes_sizes_only(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    x = distribute_tensor(torch.zeros(5, dtype=torch.float64, device=world.device), mesh, [Shard(0)])
+    assert x.new(5).placements == (Shard(0),)
+    assert_parity(x.new(2, 3).zero_(), torch.zeros(2, 3, dtype=torch.float64), exact=True)
+    with pytest.raises(ValueError, match="new of a DTensor takes sizes"):
+        x.new([1.0, 2.0])

@@ -72,6 +72,14 @@ class CheckpointMethods:
             spec = make_spec(spec.mesh, (REPLICATE,) * len(spec.placements), shape)
         return self._wrap(self._local.new_empty(spec.local_shape, dtype=dtype, device=device), spec)
 
+    def new(self, *size: int) -> Any:
+        """``new_empty`` in torch's older spelling, of which only sizes are taken: optimizers of torch still use it."""
+        if not all(isinstance(n, int) for n in size):
+            raise ValueError(
+                f"new of a DTensor takes sizes, got {size}: use new_empty, or distribute_tensor for values"
+            )
+        return self.new_empty(size)
+
 
 def _chunks(source: Source) -> list[ChunkStorageMetadata]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
