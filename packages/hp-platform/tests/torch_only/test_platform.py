@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -204,3 +205,26 @@ def test_a_world_that_the_user_made_is_adopted(platform: TorchPlatform, world_of
     group, name, store = adopted
     assert (group, name) == (dist.group.WORLD, "gloo")
     assert store is not None
+
+
+@pytest.mark.parametrize("async_op", [True, False])
+def test_a_coalesced_launch_says_whether_a_handle_is_wanted(platform: TorchPlatform, async_op: bool) -> None:
+    """NCCL runs on the current stream only if it is told so: torch 2.11's own manager forgets it for all_gather."""
+    told, work = [], SimpleNamespace(wait=lambda: told.append("waited"))
+
+    def launch(*arguments: Any) -> Any:
+        told.append(arguments[-1].asyncOp)
+        return work
+
+    # Names of torch 2.11, and those of 2.13.
+    scatter, gather = "reduce_scatter_{}_coalesced", "all{}gather_{}_coalesced"
+    names = ("allreduce_coalesced", scatter.format("tensor"), scatter.format("single"))
+    names = (*names, gather.format("", "into_tensor"), gather.format("_", "single"))
+    group, x = SimpleNamespace(**dict.fromkeys(names, launch)), torch.zeros(2)
+    for made in (
+        platform.all_gather_coalesced_into([torch.zeros(4)], [x], group, async_op),
+        platform.reduce_scatter_coalesced_into([x], [torch.zeros(4)], "sum", group, async_op),
+        platform.all_reduce_coalesced_([x], "sum", group, async_op),
+    ):
+        assert made is (work if async_op else None)
+    assert told == ([True] * 3 if async_op else [False, "waited"] * 3)

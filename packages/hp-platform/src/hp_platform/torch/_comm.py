@@ -9,6 +9,10 @@ who reduces the ranks' contributions in their order, is faster, and sums of 16-b
 
 [Note: padding] gloo and HCCL gather and reduce lists of equal sizes only. Uneven ones are padded to the longest: shards by
 ceil-sized chunks differ in the last ranks only, so little more is sent, and it stays one launch.
+
+[Note: coalescing] torch's context manager for several collectives in one launch drops ``async_op`` of an all_gather (torch 2.11),
+so that it always runs on NCCL's own stream, and takes the host's time in each call that it collects. The launches that it
+ends in are methods of the group.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from hp_platform.protocols.comm import P2P
 from hp_platform.torch._ordered import of_ordered, ordered
@@ -197,24 +202,23 @@ class TorchCommOps:
         index = torch.device(self._devices[kinds[0]].current()).index
         return dist.barrier(group, async_op, device_ids=[index])
 
-    # --- coalesced
+    # --- coalesced. See [Note: coalescing].
     def all_reduce_coalesced_(self, xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool) -> Any:
         """Reduce each in place; one dtype."""
         xs, finish = self._reducible(xs, op)
-        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
-            for x in xs:
-                dist.all_reduce(x, _OPS[op], group)
-        return after(All(launch.works) if async_op else None, finish)
+        options = c10d.AllreduceCoalescedOptions()
+        options.reduceOp, options.asyncOp = _OPS[op], async_op
+        return after(_ended(group.allreduce_coalesced(list(xs), options), async_op), finish)
 
     def all_gather_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], group: Any, async_op: bool
     ) -> Any:
         """Gather pairs."""
-        pairs = [(self._movable(out), self._movable(x)) for out, x in zip(outs, xs, strict=True)]
-        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
-            for out, x in pairs:
-                _all_gather_into(out, x, group)
-        return All(launch.works) if async_op else None
+        options = c10d.AllgatherOptions()
+        options.asyncOp = async_op
+        gather = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
+        work = gather([self._movable(out) for out in outs], [self._movable(x) for x in xs], options)
+        return _ended(work, async_op)
 
     def reduce_scatter_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
@@ -222,10 +226,12 @@ class TorchCommOps:
         """Reduce pairs."""
         xs, _ = self._reducible(xs, op)
         outs, finish = self._reducible(outs, op)
-        with dist.distributed_c10d._coalescing_manager(group, async_ops=async_op) as launch:
-            for out, x in zip(outs, xs, strict=True):
-                _reduce_scatter_into(out, x, _OPS[op], group)
-        return after(All(launch.works) if async_op else None, finish)
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = _OPS[op], async_op
+        scatter = (
+            getattr(group, "reduce_scatter_single_coalesced", None) or group.reduce_scatter_tensor_coalesced
+        )
+        return after(_ended(scatter(list(outs), list(xs), options), async_op), finish)
 
     def _reducible(
         self, xs: Sequence[torch.Tensor], op: str
@@ -255,6 +261,15 @@ class TorchCommOps:
         if x.dtype in self._devices[x.device.type].comm.movable:
             return x
         return x.unsqueeze(-1).view(torch.uint8)
+
+
+def _ended(work: Any, async_op: bool) -> Any:
+    """The handle of a launch; None, after it, where it was not asked for. A backend that knew so gave none."""
+    if async_op:
+        return work
+    if work is not None:
+        work.wait()
+    return None
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
