@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.case import Measure, Sample
 
 # From nothing to the first collective, on a busy machine; a measurement takes far less.
 SECONDS = 600.0
+Result = TypeVar("Result")
 
 
 def measured_on_ranks(
@@ -23,13 +24,19 @@ def measured_on_ranks(
 
     @contextmanager
     def side() -> Iterator[Measure]:
-        group = _ranks(num_ranks)
-        if not group.is_alive:  # a measurement has failed, which ended its processes
-            _ranks.cache_clear()
-            group = _ranks(num_ranks)
-        yield lambda: group.call(function, args, timeout=SECONDS)[0]
+        yield lambda: on_ranks(num_ranks, function, *args)[0]
 
     return side
+
+
+def on_ranks(num_ranks: int, function: Callable[..., Result], *args: Any) -> list[Result]:
+    """``function(*args)`` on all ranks of a world; the results by rank. The processes stay for the next call."""
+    group = _ranks(num_ranks)
+    if not group.is_alive:  # a call has failed, which ended its processes
+        _ranks.cache_clear()
+        group = _ranks(num_ranks)
+    results: list[Result] = group.call(function, args, timeout=SECONDS)
+    return results
 
 
 @cache
@@ -54,7 +61,10 @@ def _join(num_ranks: int) -> None:
         import torch.distributed as dist
 
         torch.cuda.set_device(int(dist.get_node_local_rank()))
-    init_process_group()
+    init_process_group(device_id="cpu" if device_type(num_ranks) == "cpu" else None)
+    if num_ranks == 1:  # our world of one process needs no group of torch's, but the peers do
+        backend = "nccl" if device_type(1) == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, rank=0, world_size=1)
 
 
 def device_type(num_ranks: int) -> str:

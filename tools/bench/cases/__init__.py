@@ -11,6 +11,7 @@ from bench.cases import (
     dtensor_asynchronous,
     dtensor_layer,
     dtensor_redistribution,
+    fsdp_host,
     platform_calls,
 )
 
@@ -24,5 +25,6 @@ CASES: dict[str, Case] = {
         *dtensor_layer.CASES,
         *dropout.CASES,
         *checkpoint.CASES,
+        *fsdp_host.CASES,
     )
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.case import Better, Case, Sample
 from bench.cases.dtensor import Kind
+from bench.machine import num_gpus
 from bench.ranks import device_type, measured_on_ranks
 
 NUM_STEPS = 20
@@ -170,14 +171,7 @@ def _layer(
 
 def _num_ranks() -> int:
     """All GPUs of the machine, of which the layer can use 8; two processes where there are none."""
-    import shutil
-    import subprocess
-
-    if shutil.which("nvidia-smi") is None:
-        return 2
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    return max(n for n in (2, 4, 8) if n <= max(count, 2))
+    return max(n for n in (2, 4, 8) if n <= max(num_gpus(), 2))
 
 
 CASES = tuple(

@@ -1,199 +1,181 @@
-"""One training step of a sharded decoder: ours beside FSDP2, and beside what one GPU needs for the computation alone.
+"""`python -m bench fsdp [row ...]`: a training step of a sharded decoder, beside FSDP2 and beside the limit of one GPU.
 
-Same model, options, seed and data on both sides: the losses of the first steps are compared, and a side that computes
-something else is refused. bfloat16 computation, float32 reduction, fused AdamW, fresh tokens each step, norm weights 1. The
-limit is forward and backward on one GPU with bfloat16 weights in place, and AdamW on as many elements as a shard has.
-Without GPUs: a tiny model on two processes, in float32.
+Ours, FSDP2 and the limit take turns on all GPUs of the machine (or `--ranks`), each built and freed, in `--rounds` rounds.
+The losses of the warm steps are compared first: sides that compute something else make no row. Without GPUs: two processes
+of a tiny model, where times mean little.
 """
 
 from __future__ import annotations
 
-import functools
-import gc
-import importlib
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import median
 
-from bench.case import Better, Case, Sample
-from bench.machine import num_gpus_used
-from bench.ranks import device_type, measured_on_ranks
+from bench.cases.fsdp_measured import Measured, Steps, measure, measure_host, profile
+from bench.cases.fsdp_row import HEADER, PROFILE_HEADER, ProfileRow, Row
+from bench.cases.fsdp_settings import SETTINGS, Setting
+from bench.cases.fsdp_training import Side
+from bench.conditions import Conditions
+from bench.machine import num_gpus
+from bench.models.sizes import SIZES, Sizes
+from bench.ranks import on_ranks
 
-WARM_STEPS, STEPS = 5, 12
-COMPARED_STEPS = 3
-# Of the losses, relative: bfloat16 rounds products that are summed in another order.
-TOLERANCE = {"cuda": 2e-3, "cpu": 1e-5}
-Step = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is trained, and how."""
-
-    size: str
-    batch: int
-    """Sequences per GPU."""
-    recompute: bool = False
-    """Activations of blocks are computed again in backward."""
-    replicas: int = 1
-    """Of the sharded model, each on its part of the GPUs."""
+# Of the losses, relative: bfloat16 rounds sums that are taken in another order, and steps carry that on.
+TOLERANCE = 2e-3
 
 
-def measure(side: str, setting: Setting) -> Sample:
-    """On a rank: milliseconds of a step, the median of twelve, and peak memory."""
-    if side != "limit":
-        check_same_losses(setting)
-    torch = importlib.import_module("torch")
-    with training(side, setting) as step:
-        for _ in range(WARM_STEPS):
-            step()
-        _wait(torch)
-        torch.distributed.barrier()
-        if device() == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        times = _timed(torch, step)
-        peak = torch.cuda.max_memory_allocated() if device() == "cuda" else None
-    return Sample(statistics.median(times), peak)
-
-
-def _timed(torch: Any, step: Step) -> list[float]:
-    if device() == "cpu":
-        times = []
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            step()
-            times.append((time.perf_counter() - start) * 1e3)
-        return times
-    # Events, since a step ends on the host before it does on the GPU: the host may run ahead, as in training.
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        step()
-        mark.record()
-    torch.cuda.synchronize()
-    return [first.elapsed_time(second) for first, second in zip(marks, marks[1:], strict=False)]
-
-
-@functools.cache
-def check_same_losses(setting: Setting) -> None:
-    """On a rank, once: RuntimeError unless both sides have the same losses."""
-    found = {}
-    for side in ("ours", "peer"):
-        with training(side, setting) as step:
-            found[side] = [float(step()) for _ in range(COMPARED_STEPS)]
-    bound = TOLERANCE[device()]
-    for ours, peer in zip(found["ours"], found["peer"], strict=True):
-        if not abs(ours - peer) <= bound * abs(peer):
-            raise RuntimeError(
-                f"the two sides do not compute the same: losses {found}, at most {bound} apart is rounding"
-            )
-
-
-@contextmanager
-def training(side: str, setting: Setting) -> Iterator[Step]:
-    """A side's model, built; what is given runs one step and returns its loss. Freed in the end."""
-    torch = importlib.import_module("torch")
-    step = _built(torch, side, setting)
-    _wait(torch)
+def main(arguments: Sequence[str]) -> int:
+    """Run the rows; exit status 1 if one misses a goal."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
-        yield step
-    finally:
-        del step
-        gc.collect()
-        if device() == "cuda":
-            torch.cuda.empty_cache()
+        settings = chosen(options.rows, options.ranks, _overrides(options))
+    except ValueError as error:
+        parser.error(str(error))
+    if options.list:
+        for setting in settings:
+            print(setting.name)
+        return 0
+    steps, conditions = Steps(options.warm, options.steps), Conditions.here()
+    rows, profiles = [], []
+    for setting in settings:
+        row = run(setting, options.ranks, steps, options.rounds, conditions)
+        rows.append(row)
+        _print(row.to_json(), options.json)
+        for side in Side if options.profile else ():
+            found = _profiled(side, setting, options.ranks, steps, options.traces)
+            profiles.append(found)
+            _print(found.to_json(), options.json)
+    print("", HEADER, *(row.to_table_row() for row in rows), sep="\n")
+    if profiles:
+        print("", PROFILE_HEADER, *(row.to_table_row() for row in profiles), sep="\n")
+    return 0 if all(row.reached for row in rows) else 1
 
 
-def _built(torch: Any, side: str, setting: Setting) -> Step:
-    from bench.models.llama import SIZES, Llama
-    from torch.utils.checkpoint import checkpoint
+def chosen(patterns: Sequence[str], num_ranks: int, overrides: dict[str, int]) -> list[Setting]:
+    """The settings that one of the patterns names (none: all that fit the ranks), with other sizes if there are any.
 
-    sizes = SIZES[setting.size if device() == "cuda" else "tiny"]
-    half = torch.bfloat16 if device() == "cuda" else torch.float32
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    with torch.device("meta"):
-        model = Llama(sizes)
-    for block in model.blocks:
-        if setting.recompute:
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    if side == "limit":
-        model = model.to(half).to_empty(device=device())
-        share = [
-            torch.zeros(-(-p.numel() * setting.replicas // world), device=device())
-            for p in model.parameters()
-        ]
-        for x in share:
-            x.requires_grad_(True)
-            x.grad = torch.zeros_like(x)
-        optimized = share
-    else:
-        _sharded(torch, side, setting, model, half)
-        optimized = list(model.parameters())
-    _initialize(torch, model)
-    optimizer = torch.optim.AdamW(optimized, lr=1e-4, fused=True)
-    tokens = torch.Generator(device()).manual_seed(1 + rank)
-
-    def step() -> Any:
-        ids = torch.randint(
-            sizes.vocabulary, (setting.batch, sizes.length + 1), device=device(), generator=tokens
+    Without GPUs the sizes are tiny ones. ValueError for a pattern that names nothing that fits.
+    """
+    unknown = [each for each in patterns if not any(fnmatch(name, each) for name in SETTINGS)]
+    if unknown:
+        raise ValueError(f"no row is named {', '.join(unknown)}; the rows are: {', '.join(SETTINGS)}")
+    found = [
+        setting
+        for name, setting in SETTINGS.items()
+        if setting.fits(num_ranks) and (not patterns or any(fnmatch(name, each) for each in patterns))
+    ]
+    if not found:
+        raise ValueError(
+            f"{', '.join(patterns)} cannot be divided over {num_ranks} ranks: HSDP takes an even number of at least 4"
         )
-        logits = model(ids[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        if side == "limit":
-            model.zero_grad()
-        else:
-            optimizer.zero_grad()
-        return loss.detach()
-
-    return step
+    on_host = num_ranks > num_gpus()
+    return [_resized(setting, overrides, on_host=on_host) for setting in found]
 
 
-def _sharded(torch: Any, side: str, setting: Setting, model: Any, half: Any) -> None:
-    fsdp: Any = importlib.import_module("hp_fsdp" if side == "ours" else "torch.distributed.fsdp")
-    meshes: Any = importlib.import_module(
-        "hp_platform" if side == "ours" else "torch.distributed.device_mesh"
+def _resized(setting: Setting, overrides: dict[str, int], *, on_host: bool) -> Setting:
+    if on_host:
+        setting = replace(setting, model=f"tiny-for-{setting.model}", sizes=SIZES["tiny"])
+    if overrides:
+        label = "-".join(f"{name}{value}" for name, value in overrides.items())
+        setting = replace(
+            setting, model=f"{setting.model}-{label}", sizes=replace(setting.sizes, **overrides)
+        )
+    return setting
+
+
+def run(setting: Setting, num_ranks: int, steps: Steps, rounds: int, conditions: Conditions) -> Row:
+    """Measure the three in turn; the losses of ours and the peer are compared in every round."""
+    found: dict[Side, list[Measured]] = {side: [] for side in Side}
+    apart = 0.0
+    for _ in range(rounds):
+        losses = {}
+        for side in Side:
+            ranks = on_ranks(num_ranks, measure, side, setting, steps)
+            found[side].append(slowest(ranks))
+            losses[side] = [rank.losses for rank in ranks]
+            if side is Side.PEER:
+                apart = max(apart, compare(losses[Side.OURS], losses[Side.PEER]))
+    sides = {side: _median(of_side) for side, of_side in found.items()}
+    return Row(setting, num_ranks, sides, rounds, apart, conditions)
+
+
+def compare(ours: Sequence[Sequence[float]], peer: Sequence[Sequence[float]]) -> float:
+    """The largest relative difference between losses, by rank and step. RuntimeError if it is more than rounding."""
+    pairs = [pair for of_rank in zip(ours, peer, strict=True) for pair in zip(*of_rank, strict=True)]
+    if not all(abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs):  # not for nan either
+        raise RuntimeError(
+            f"the two sides do not compute the same: losses by rank and step are {ours} and {peer}; at most "
+            f"{TOLERANCE:.0e} apart is rounding"
+        )
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def slowest(ranks: Sequence[Measured]) -> Measured:
+    """A step ends when the last rank has done it, and memory must do for the rank that takes most; losses of rank 0."""
+    peaks = [rank.peak_bytes for rank in ranks if rank.peak_bytes is not None]
+    return Measured(max(rank.milliseconds for rank in ranks), max(peaks, default=None), ranks[0].losses)
+
+
+def _median(rounds: Sequence[Measured]) -> Measured:
+    peaks = [each.peak_bytes for each in rounds if each.peak_bytes is not None]
+    return Measured(median(each.milliseconds for each in rounds), max(peaks, default=None), rounds[0].losses)
+
+
+def _profiled(side: Side, setting: Setting, num_ranks: int, steps: Steps, traces: Path | None) -> ProfileRow:
+    """Of rank 0."""
+    host = on_ranks(num_ranks, measure_host, side, setting, steps)[0]
+    if num_ranks > num_gpus():
+        return ProfileRow(setting, side, None, host)
+    trace = None
+    if traces is not None:
+        traces.mkdir(parents=True, exist_ok=True)
+        trace = traces.resolve() / f"fsdp-{setting.name}-{side.value}.json.gz"
+    return ProfileRow(setting, side, on_ranks(num_ranks, profile, side, setting, steps, trace)[0], host)
+
+
+def _print(line: str, file: Path | None) -> None:
+    print(line, flush=True)
+    if file is not None:
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(line + "\n")
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, int]:
+    given = {field.name: getattr(options, field.name) for field in fields(Sizes)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench fsdp", description=(__doc__ or "").split("\n\n", 1)[1])
+    parser.add_argument(
+        "rows", nargs="*", metavar="row", help="names or patterns of rows, as 1b-* (default: all)"
     )
-    world = torch.distributed.get_world_size()
-    shape = (world,) if setting.replicas == 1 else (setting.replicas, world // setting.replicas)
-    names = ("shard",) if setting.replicas == 1 else ("replicate", "shard")
-    mesh = meshes.init_device_mesh(device(), shape, mesh_dim_names=names)
-    policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    for block in model.blocks:
-        fsdp.fully_shard(block, mesh=mesh, mp_policy=policy)
-    fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.to_empty(device=device())
+    parser.add_argument("--list", action="store_true", help="name the rows that fit the machine, run nothing")
+    parser.add_argument("--ranks", type=_positive, default=num_gpus() or 2, help="processes, a GPU for each")
+    parser.add_argument("--rounds", type=_positive, default=3, help="measurements of each side")
+    parser.add_argument("--warm", type=_positive, default=Steps.warm, help="steps before time counts")
+    parser.add_argument("--steps", type=_positive, default=Steps.timed, help="steps that are timed")
+    parser.add_argument(
+        "--profile", action="store_true", help="also where the time goes, on the GPU and the host"
+    )
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces of the profiles here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON lines to this file too")
+    for field in fields(Sizes):
+        parser.add_argument(f"--{field.name}", type=_positive, help=f"another {field.name} of the model")
+    return parser
 
 
-def _initialize(torch: Any, model: Any) -> None:
-    """The same values on both sides: every parameter is drawn whole, and each rank keeps its rows."""
-    with torch.no_grad():
-        for i, parameter in enumerate(model.parameters()):
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-                continue
-            generator = torch.Generator(device()).manual_seed(i)
-            whole = torch.empty(parameter.shape, device=device()).normal_(0.0, 0.02, generator=generator)
-            if hasattr(parameter, "to_local"):
-                rows = parameter.to_local()
-                # The mesh's last dim shards dim 0.
-                mesh = parameter.device_mesh
-                count, index = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-                rows.copy_(torch.chunk(whole, count)[index])
-            else:
-                parameter.copy_(whole)
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
 
 
-def device() -> str:
-    """Where this world runs."""
-    torch = importlib.import_module("torch")
-    return device_type(torch.distributed.get_world_size())
-
-
-def _wait(torch: Any) -> None:
-    if device() == "cuda":
-        torch.cuda.synchronize()
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

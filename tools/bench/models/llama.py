@@ -1,36 +1,16 @@
 """A plain decoder in the manner of Llama (Touvron et al., arXiv 2302.13971): rms_norm, rotary positions, sdpa, swiglu.
 
-Shapes: B batch, S sequence, D model, H heads, E width of a head. Computes in the dtype of its parameters.
+Shapes: B batch, S sequence, D model, H heads, E width of a head. Computes in the dtype of its parameters. Its sizes:
+:mod:`bench.models.sizes`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of a model, and the sequence that it is measured with."""
-
-    dim: int
-    layers: int
-    heads: int
-    groups: int
-    """Heads of keys and values."""
-    hidden: int
-    vocabulary: int
-    length: int
-
-
-SIZES = {
-    "tiny": Sizes(64, 4, 4, 2, 128, 256, 64),
-    "1b": Sizes(2048, 16, 16, 8, 8192, 32000, 4096),
-    "8b": Sizes(4096, 32, 32, 8, 14336, 128256, 4096),
-}
+from bench.models.sizes import Sizes
 
 
 def rotary(length: int, width: int, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,55 @@
+"""`bench fsdp` and `bench fsdp-host-*` as they run: small, on processes of the host."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from bench.cases import fsdp
+from bench.cases.fsdp_host import measure_host
+from bench.ranks import on_ranks
+
+pytestmark = pytest.mark.once  # the ranks are processes of torch on cpu
+
+SMALL = ("--rounds", "1", "--warm", "3", "--steps", "2", "--layers", "2", "--length", "16")
+
+
+def rows_of(file: Path, *arguments: str) -> list[dict]:
+    fsdp.main([*arguments, *SMALL, "--json", str(file)])
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_both_sides_train_alike_with_recompute_and_a_profile_says_what_the_host_does(tmp_path: Path) -> None:
+    row, *profiles = rows_of(tmp_path / "rows", "8b-batch1-recompute", "--ranks", "2", "--profile")
+    assert row["losses_apart"] < 1e-3
+    losses = {side: found["losses"] for side, found in row["sides"].items()}
+    assert len(losses["ours"]) == 3
+    assert losses["ours"][0] == pytest.approx(math.log(256), rel=0.02)  # nothing is learnt yet
+    # A rank alone sees the gradients of its own tokens only, so its losses go another way.
+    assert losses["limit"][0] == losses["FSDP2"][0]
+    assert losses["limit"][2] != losses["FSDP2"][2]
+    assert [each["side"] for each in profiles] == ["ours", "FSDP2", "limit"]
+    for each in profiles:
+        assert each["gpu"] is None
+        assert each["host"]["wall"] > 0 < each["host"]["processor"]
+
+
+def test_a_world_of_one_works(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path / "rows", "1b-batch2", "--ranks", "1")
+    assert row["num_ranks"] == 1
+    assert row["losses_apart"] < 1e-3
+    # The limit is then the same training but for float32 weights, and for the optimizer, which trains something else.
+    assert row["sides"]["limit"]["losses"][0] == pytest.approx(row["sides"]["ours"]["losses"][0], rel=1e-3)
+
+
+def test_replicas_train_alike(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path / "rows", "1b-batch1-hsdp", "--ranks", "4")
+    assert row["setting"]["replicas"] == 2
+    assert row["losses_apart"] < 1e-3
+
+
+def test_sharding_costs_the_host_something() -> None:
+    for side in ("ours", "FSDP2"):
+        for sample in on_ranks(2, measure_host, side, 2, 2):
+            assert sample.value > 0

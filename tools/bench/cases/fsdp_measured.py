@@ -1,0 +1,127 @@
+"""On a rank: what is measured of the training of one side of `fsdp`."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from bench.cases.fsdp_settings import Setting
+from bench.cases.fsdp_training import Side, Step, device, training, wait
+from bench.profiles import Profile
+
+PROFILED_STEPS = 3
+# A step of it takes the GPU less than the host: as many layers as the model has, and next to nothing in them.
+ON_THE_HOST = {"dim": 64, "heads": 4, "groups": 2, "hidden": 128, "vocabulary": 256, "length": 16}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How many steps are taken."""
+
+    warm: int = 5
+    """Before time counts: memory is taken, orders are recorded, kernels are chosen. Their losses are compared."""
+    timed: int = 12
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one side, in one round."""
+
+    milliseconds: float
+    """Of a step, the median."""
+    peak_bytes: int | None
+    """Of the GPU's memory in the timed steps."""
+    losses: tuple[float, ...]
+    """Of the first steps on this rank."""
+
+
+@dataclass(frozen=True)
+class OnTheHost:
+    """Milliseconds of a step whose kernels are so small that only the host counts."""
+
+    wall: float
+    """The median."""
+    processor: float
+    """Used by all threads of the process, the mean."""
+
+
+def measure(side: Side, setting: Setting, steps: Steps) -> Measured:
+    """The time of a step, as the median of those that follow the warm ones."""
+    import torch
+
+    with training(side, setting) as step:
+        losses = [step() for _ in range(steps.warm)]
+        wait()
+        torch.distributed.barrier()
+        on_gpu = device() == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        times = (_times_on_gpu if on_gpu else _times_on_host)(step, steps.timed)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else None
+        return Measured(statistics.median(times), peak, tuple(loss.item() for loss in losses))
+
+
+def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> Profile:
+    """Where the time of a step on the GPU goes; the trace of rank 0 is kept in a file if one is named (`.json.gz`).
+
+    The profiler costs the host time: a step that the host bounds is longer, and idler, than without it.
+    """
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with training(side, setting) as step, tempfile.TemporaryDirectory() as folder:
+        for _ in range(steps.warm):
+            step()
+        with torch.profiler.profile(activities=activities):  # the first one takes long to begin
+            step()
+            wait()
+        torch.distributed.barrier()
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(PROFILED_STEPS):
+                step()
+            wait()
+        keep = trace is not None and torch.distributed.get_rank() == 0
+        file = trace if trace is not None and keep else Path(folder) / "trace.json.gz"
+        profiler.export_chrome_trace(str(file))
+        return Profile.read(file, PROFILED_STEPS)
+
+
+def measure_host(side: Side, setting: Setting, steps: Steps) -> OnTheHost:
+    """What a step costs the host, from a model of as many layers, and of nearly nothing else."""
+    small = replace(setting, sizes=replace(setting.sizes, **ON_THE_HOST))
+    with training(side, small) as step:
+        for _ in range(steps.warm):
+            step()
+        wait()
+        before = time.process_time()
+        times = _times_on_host(step, steps.timed)
+        used = time.process_time() - before
+        wait()
+        return OnTheHost(statistics.median(times), used * 1e3 / steps.timed)
+
+
+def _times_on_host(step: Step, num_steps: int) -> list[float]:
+    """Until the step returns, in milliseconds."""
+    times = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def _times_on_gpu(step: Step, num_steps: int) -> list[float]:
+    """Between the ends of steps, in milliseconds. Nothing waits in between: the host may run ahead, as in training."""
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) for first, second in pairwise(marks)]
