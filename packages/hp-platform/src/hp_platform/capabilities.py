@@ -8,6 +8,8 @@ CAPABILITIES: Final[dict[str, str]] = {
     "bfloat16_compute": "matmul, sums and activations in bfloat16; without it use float16 or float32",
     "float64_compute": "matmul and sums in float64; without it use float32",
     "write_into_view": "copy_ and collectives whose target is a view of a larger tensor; without it write whole tensors",
+    "storage_views": "several tensors in one storage that is resized as one, each with a version count of its own; without it "
+    "each tensor has a storage",
     "alias": "a tensor over part of another one's memory whose storage and version count are its own; without it keep copies",
     "in_place_arithmetic": "the framework's own add_ and += change the tensor; without it use platform.add_ and the like",
     "coalesced": "several collectives in one launch without a copy; without it they are fused by copying",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hp_platform.capabilities import CAPABILITIES
@@ -125,6 +126,25 @@ def test_memory_is_counted_where_the_allocator_counts(platform, device, handle, 
     handle.reset_peak_memory()
     assert handle.max_memory_allocated() < during
     assert len(handle.memory_stats()) > 0
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
+def test_host_memory_is_copied_from_and_to_without_waiting(platform, device, handle, make, equal, name):
+    sent, received = handle.empty_pinned((2, 3), name), handle.empty_pinned((2, 3), platform.dtype(name))
+    for x in (sent, received):
+        assert platform.device_of(x) == "cpu"
+        assert (tuple(x.shape), platform.dtype_name(x.dtype)) == ((2, 3), name)
+    numbers = np.arange(6).reshape(2, 3)
+    platform.copy_(sent, platform.tensor(numbers, name, "cpu"))
+    there, also = make(np.zeros((2, 3)), name), make(np.zeros((2, 3)), name)
+    assert platform.copy_(there, sent, non_blocking=True) is there
+    platform.foreach_copy_([also], [there + there], non_blocking=True)
+    platform.foreach_copy_([received], [also], non_blocking=True)
+    done = handle.new_event()
+    done.record()
+    done.synchronize()
+    equal(received, 2 * numbers)
+    assert tuple(handle.empty_pinned((0, 2), name).shape) == (0, 2)
 
 
 def test_free_memory_is_a_part_of_all_memory(handle):

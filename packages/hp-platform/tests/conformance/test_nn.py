@@ -143,6 +143,45 @@ def test_only_an_existing_parameter_is_replaced(platform, net, make):
         platform.set_parameter(net.first, "wait", make([1.0]))
 
 
+def test_what_stands_in_a_parameters_place_is_told(platform, net, make):
+    block = net.blocks[0]
+    parameter, plain = block.weight, make(np.zeros((3, 3)), "float32")
+    assert platform.get_parameter(block, "weight") is parameter
+    platform.set_parameter(block, "weight", plain)
+    assert platform.get_parameter(block, "weight") is plain
+    platform.set_parameter(block, "weight", platform.get_parameter(block, "weight"))
+    assert block.weight is plain
+    platform.set_parameter(block, "weight", parameter)
+    assert platform.get_parameter(block, "weight") is parameter
+    for module, name in ((block, "wait"), (net, "offset"), (net, "first"), (net, "blocks.0.weight")):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            platform.get_parameter(module, name)
+
+
+def test_a_module_that_can_initialises_its_own_parameters_where_they_are(platform, affine, net, equal):
+    class Resetting(affine):
+        def __init__(self):
+            super().__init__()
+            self.child = Resetting.Child()
+
+        class Child(affine):
+            def reset_parameters(self):
+                raise AssertionError("a sub-module is asked by itself")
+
+        def reset_parameters(self):
+            platform.fill_(self.weight, 7.0)
+
+    module = Resetting()
+    weight = module.weight
+    assert platform.reset_parameters(module) is True
+    assert module.weight is weight
+    equal(weight, np.full((3, 2), 7.0))
+    equal(module.bias, BIAS)
+    assert platform.reset_parameters(net) is False
+    assert platform.reset_parameters(net.first) is False
+    equal(net.first.weight, WEIGHT)
+
+
 # --- modules
 def test_modules_are_named_by_their_paths_the_outermost_first(platform, net):
     found = dict(platform.named_modules(net))

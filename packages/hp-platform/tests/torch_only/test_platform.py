@@ -228,3 +228,31 @@ def test_a_coalesced_launch_says_whether_a_handle_is_wanted(platform: TorchPlatf
     ):
         assert made is (work if async_op else None)
     assert told == ([True] * 3 if async_op else [False, "waited"] * 3)
+
+
+def test_torchs_own_layers_initialise_themselves(platform: TorchPlatform) -> None:
+    layers = [
+        torch.nn.Linear(2, 3),
+        torch.nn.LayerNorm(3),
+        torch.nn.Embedding(4, 2),
+        torch.nn.MultiheadAttention(4, 2),
+        torch.nn.LSTM(2, 3),
+    ]
+    for layer in layers:
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.fill_(100.0)
+        assert platform.reset_parameters(layer)
+        own = list(layer.parameters(recurse=False))
+        assert own and all(parameter.detach().max().item() < 100.0 for parameter in own)
+    assert not platform.reset_parameters(torch.nn.Sequential(layers[0]))
+
+
+def test_a_layer_without_bias_says_so(platform: TorchPlatform) -> None:
+    assert platform.get_parameter(torch.nn.Linear(2, 3, bias=False), "bias") is None
+
+
+def test_host_memory_for_accelerators_is_page_locked(platform: TorchPlatform) -> None:
+    for kind in platform.device_types():
+        made = platform.device(kind).empty_pinned((4,), "float32")
+        assert made.is_pinned() is (kind != "cpu")

@@ -102,15 +102,26 @@ class MindSporeNNOps:
         The parameter keeps its place in the cell's table; a plain tensor stands before it in the instance's own dictionary,
         where attribute access looks first.
         """
-        table = _private.params_of(module)
-        if name not in table:
-            known = ", ".join(table) or "none"
-            raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")
+        table = _own_table(module, name)
         if isinstance(value, mindspore.Parameter):
             module.__dict__.pop(name, None)
             table[name] = value
         else:
             module.__dict__[name] = value
+
+    def get_parameter(self, module: mindspore.nn.Cell, name: str) -> mindspore.Tensor | None:
+        """What stands in a parameter's place."""
+        table = _own_table(module, name)
+        return module.__dict__.get(name, table[name])
+
+    def reset_parameters(self, module: mindspore.nn.Cell) -> bool:
+        """The cell's own initialisation."""
+        # A cell's init_parameters_data, which all have, only gives memory to parameters that were made without, in all sub-cells.
+        reset = getattr(module, "reset_parameters", None)
+        if not callable(reset):
+            return False
+        reset()
+        return True
 
     # --- modules
     def named_modules(self, module: mindspore.nn.Cell) -> Iterator[tuple[str, mindspore.nn.Cell]]:
@@ -218,6 +229,15 @@ _sum = _computing(constant_if_empty(mint.sum))
 _mean = _computing(constant_if_empty(mint.mean, math.nan))
 _softmax = _computing(_composed.softmax)
 _rows = _computing(lambda weight, ids: _composed.embedding(ids, weight))
+
+
+def _own_table(module: mindspore.nn.Cell, name: str) -> dict[str, mindspore.Parameter | None]:
+    """The cell's table of parameters. ValueError unless ``name`` is in it."""
+    table = _private.params_of(module)
+    if name not in table:
+        known = ", ".join(table) or "none"
+        raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")
+    return table
 
 
 def _joined(prefix: str, name: str) -> str:

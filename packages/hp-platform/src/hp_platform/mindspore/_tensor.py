@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import mindspore
 import numpy as np
 from mindspore import mint, ops
-from mindspore.utils import dlpack
 
 from hp_platform.bits import unsigned
 from hp_platform.mindspore import _composed, _private
 from hp_platform.mindspore._dtypes import FLOATING, ITEMSIZE, NAME_OF, resolve
 from hp_platform.mindspore._private import executor
 from hp_platform.mindspore._recording import no_grad
+from hp_platform.mindspore._storage import MindSporeStorageOps
 from hp_platform.mindspore._write import exact_number, write
 from hp_platform.mindspore.device import framework_device, platform_device
 
@@ -30,7 +31,7 @@ def _base(x: mindspore.Tensor) -> mindspore.Tensor:
     return ops.stop_gradient(x) if _private.requires_grad(x) and not executor.enable_grad() else x
 
 
-class MindSporeTensorOps:
+class MindSporeTensorOps(MindSporeStorageOps):
     """Implements :class:`hp_platform.protocols.TensorOps`."""
 
     Tensor = mindspore.Tensor
@@ -188,40 +189,24 @@ class MindSporeTensorOps:
 
     where = staticmethod(_composed.where)
 
-    # --- storage
-    def storage_nbytes(self, x: mindspore.Tensor) -> int:
-        """Bytes of the whole storage."""
-        return 0 if x.is_meta else x.untyped_storage().size()
-
-    def resize_storage_(self, x: mindspore.Tensor, nbytes: int) -> None:
-        """Free or get back the memory."""
-        x.untyped_storage().resize_(nbytes)
-
-    def data_ptr(self, x: mindspore.Tensor) -> int:
-        """Address of the first element."""
-        return x.data_ptr()
-
-    def alias(self, x: mindspore.Tensor) -> mindspore.Tensor:
-        """The same memory under a storage of its own."""
-        if not x.is_contiguous():
-            raise ValueError(
-                f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {tuple(x.stride())}"
-            )
-        if x.size == 0:
-            return mint.empty(x.shape, dtype=x.dtype)
-        # DLPack hands over address, shape and an owner to keep alive, and knows no storage: the importer makes a new one.
-        # As bytes, because MindSpore does not hand over every dtype.
-        row = ops.stop_gradient(x).view((x.size,)).view(mindspore.uint8)
-        return dlpack.from_dlpack(dlpack.to_dlpack(row)).view(x.dtype).view(x.shape)
-
-    def set_data_(self, x: mindspore.Tensor, data: mindspore.Tensor) -> None:
-        """The same object over other memory."""
-        _private.update_data(x, ops.stop_gradient(data))
+    # --- storage. More of it in the base class.
+    def storage_views(
+        self, shapes: Sequence[Sequence[int]], dtype: Any = None, device: str | None = None
+    ) -> tuple[mindspore.Tensor, list[mindspore.Tensor]]:
+        """Tensors one after the other in one storage."""
+        sizes = [math.prod(shape) for shape in shapes]
+        base = self.empty((sum(sizes),), dtype, device)
+        rows = self.split(base, sizes) if sizes else []
+        return base, [
+            ops.stop_gradient(self.reshape(row, shape)) for row, shape in zip(rows, shapes, strict=True)
+        ]
 
     # --- safe in-place writes
-    def copy_(self, x: mindspore.Tensor, value: mindspore.Tensor) -> mindspore.Tensor:
+    def copy_(
+        self, x: mindspore.Tensor, value: mindspore.Tensor, non_blocking: bool = False
+    ) -> mindspore.Tensor:
         """Write ``value``."""
-        write(x, value)
+        write(x, value if x.is_meta else self._placed(value, self.device_of(x), non_blocking=non_blocking))
         return x
 
     def add_(self, x: mindspore.Tensor, y: Any, alpha: float = 1.0) -> mindspore.Tensor:
@@ -243,10 +228,15 @@ class MindSporeTensorOps:
         return x
 
     # --- many tensors: one after the other, MindSpore has no kernels for lists
-    def foreach_copy_(self, xs: Sequence[mindspore.Tensor], values: Sequence[mindspore.Tensor]) -> None:
+    def foreach_copy_(
+        self,
+        xs: Sequence[mindspore.Tensor],
+        values: Sequence[mindspore.Tensor],
+        non_blocking: bool = False,
+    ) -> None:
         """Write pairs."""
         for x, value in _pairs(xs, values):
-            write(x, value)
+            self.copy_(x, value, non_blocking)
 
     def foreach_cast(self, xs: Sequence[mindspore.Tensor], dtype: Any) -> list[mindspore.Tensor]:
         """Cast each."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from hp_platform.protocols.tensor import Tensor
+from hp_platform.protocols.tensor import DType, Tensor
 
 
 class Event(Protocol):
@@ -96,6 +96,12 @@ class DeviceHandle(Protocol):
 
     def new_event(self, *, timing: bool = False) -> Event:
         """A new, unrecorded event."""
+        ...
+
+    def empty_pinned(self, shape: Sequence[int], dtype: DType) -> Tensor:
+        """Uninitialised memory of the host, page-locked where this device copies from and to such memory without the host's
+        waiting (``platform.copy_(..., non_blocking=True)``). On cpu, and where the framework cannot lock, plain memory.
+        """
         ...
 
     def record_stream(self, x: Tensor, stream: Stream) -> None:

@@ -67,6 +67,21 @@ class NNOps(Protocol):
         """
         ...
 
+    def get_parameter(self, module: AnyModule, name: str) -> AnyParameter | Tensor | None:
+        """What stands at ``module.name`` now: the parameter, or the plain tensor that :meth:`set_parameter` has put there (None
+        where a module says that it has no such parameter, as a layer without bias). ValueError if it is not one of its own.
+        """
+        ...
+
+    def reset_parameters(self, module: AnyModule) -> bool:
+        """Let the module initialise its own parameters and buffers where they are, as its class does when it is made, from the
+        framework's generator; its sub-modules are not asked. Returns whether it can: False means that nothing happened.
+
+        torch: its ``reset_parameters`` or ``_reset_parameters``, as all of torch's own layers with parameters have. MindSpore:
+        its ``reset_parameters``, which few cells have.
+        """
+        ...
+
     # --- modules
     def named_modules(self, module: AnyModule) -> Iterator[tuple[str, AnyModule]]:
         """Full name and module, the module itself first under ``""``; each once."""

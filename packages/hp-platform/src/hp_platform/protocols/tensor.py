@@ -169,13 +169,31 @@ class TensorOps(Protocol):
         """
         ...
 
+    def storage_views(
+        self, shapes: Sequence[Sequence[int]], dtype: DType | None = None, device: str | None = None
+    ) -> tuple[AnyTensor, list[AnyTensor]]:
+        """``(base, views)``: uninitialised contiguous tensors of ``shapes``, one after the other without gaps in one storage;
+        ``base`` is 1-D and has all their elements.
+
+        A view shows the memory that is below ``base`` at the time, also after :meth:`resize_storage_` of ``base`` has freed it and
+        got it back, at another address perhaps. Each is a leaf with a version count of its own: a write to one of them, or to
+        ``base``, does not count for the others. NotImplementedError unless ``supports("storage_views")``.
+        """
+        ...
+
     def set_data_(self, x: AnyTensor, data: AnyTensor) -> None:
         """Let the tensor or parameter object ``x`` stand for ``data`` from now on: same object, other memory, shape and dtype allowed to differ."""
         ...
 
     # --- safe in-place writes (no gradient is recorded; x may require grad). The target really changes on every backend.
-    def copy_(self, x: AnyTensor, value: AnyTensor) -> AnyTensor:
-        """Write ``value`` (broadcast, cast) into ``x``; ``x`` may be a view where ``supports("write_into_view")``. Returns ``x``."""
+    def copy_(self, x: AnyTensor, value: AnyTensor, non_blocking: bool = False) -> AnyTensor:
+        """Write ``value`` (broadcast, cast, from any device) into ``x``; ``x`` may be a view where ``supports("write_into_view")``.
+        Returns ``x``.
+
+        ``non_blocking``: between a device and pinned host memory (:meth:`~hp_platform.protocols.DeviceHandle.empty_pinned`) the
+        host does not wait: the copy is in the order of the current stream, and the host reads or reuses the memory after an
+        event recorded behind it. No effect where the framework or device has no such copies.
+        """
         ...
 
     def add_(self, x: AnyTensor, y: Any, alpha: float = 1.0) -> AnyTensor:
@@ -191,7 +209,9 @@ class TensorOps(Protocol):
         ...
 
     # --- many tensors in one launch where the framework can
-    def foreach_copy_(self, xs: Sequence[AnyTensor], values: Sequence[AnyTensor]) -> None:
+    def foreach_copy_(
+        self, xs: Sequence[AnyTensor], values: Sequence[AnyTensor], non_blocking: bool = False
+    ) -> None:
         """``copy_`` of pairs."""
         ...
 

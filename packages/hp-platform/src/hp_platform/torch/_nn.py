@@ -52,13 +52,26 @@ class TorchNNOps:
         The entry of the module's own table is replaced where it stands: ``module.name`` finds it there, its place among the
         others stays, and ``setattr`` (which refuses a plain tensor under a parameter's name) is not needed.
         """
-        if name not in module._parameters:
-            known = ", ".join(module._parameters) or "none"
-            raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")
+        _check_own(module, name)
         module._parameters[name] = value
         # Recurrent layers hand a list of their own to the kernel.
         if isinstance(module, torch.nn.RNNBase) and name in module._flat_weights_names:
             module._flat_weights[module._flat_weights_names.index(name)] = value
+
+    def get_parameter(self, module: torch.nn.Module, name: str) -> torch.Tensor | None:
+        """What stands in a parameter's place."""
+        _check_own(module, name)
+        return module._parameters[name]
+
+    def reset_parameters(self, module: torch.nn.Module) -> bool:
+        """The module's own initialisation."""
+        # The second is the name in attention and transformers.
+        for name in ("reset_parameters", "_reset_parameters"):
+            reset = getattr(module, name, None)
+            if callable(reset):
+                reset()
+                return True
+        return False
 
     # --- modules
     def named_modules(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -158,3 +171,9 @@ class TorchNNOps:
     ) -> torch.Tensor:
         """Mean over dims."""
         return torch.mean(x, dim, keepdim)
+
+
+def _check_own(module: torch.nn.Module, name: str) -> None:
+    if name not in module._parameters:
+        known = ", ".join(module._parameters) or "none"
+        raise ValueError(f"{type(module).__name__} has no parameter {name!r} of its own; it has: {known}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -143,17 +145,30 @@ class TorchTensorOps:
         # As bytes, because it does not know every dtype.
         return torch.from_dlpack(x.view(-1).view(torch.uint8)).view(x.dtype).view(x.shape)
 
+    def storage_views(
+        self, shapes: Sequence[Sequence[int]], dtype: Any = None, device: str | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Tensors one after the other in one storage."""
+        sizes = [math.prod(shape) for shape in shapes]
+        base = self.empty((sum(sizes),), dtype, device)
+        # Views made by slicing would share the version count of base, and so would those that detach() makes of them.
+        views = [torch.empty(0, dtype=base.dtype, device=base.device) for _ in shapes]
+        starts = accumulate(sizes, initial=0)
+        for view, start, shape in zip(views, starts, shapes, strict=False):
+            view.set_(base.untyped_storage(), start, tuple(shape))
+        return base, views
+
     def set_data_(self, x: torch.Tensor, data: torch.Tensor) -> None:
         """The same object over other memory."""
         x.data = data
 
     # --- safe in-place writes. no_grad costs more than a small write: it is entered only where something would be recorded.
-    def copy_(self, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def copy_(self, x: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Write ``value``."""
         if x.requires_grad or value.requires_grad:
             with torch.no_grad():
-                return x.copy_(value)
-        return x.copy_(value)
+                return x.copy_(value, non_blocking)
+        return x.copy_(value, non_blocking)
 
     def add_(self, x: torch.Tensor, y: Any, alpha: float = 1.0) -> torch.Tensor:
         """Add in place."""
@@ -177,11 +192,13 @@ class TorchTensorOps:
         return x.fill_(value)
 
     # --- many tensors. torch refuses empty lists, which are legal here.
-    def foreach_copy_(self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    def foreach_copy_(
+        self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], non_blocking: bool = False
+    ) -> None:
         """Write pairs."""
         if _same_length(xs, values):
             with torch.no_grad():
-                torch._foreach_copy_(xs, values)
+                torch._foreach_copy_(xs, values, non_blocking)
 
     def foreach_cast(self, xs: Sequence[torch.Tensor], dtype: Any) -> list[torch.Tensor]:
         """Cast each."""

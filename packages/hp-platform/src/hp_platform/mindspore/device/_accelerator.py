@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import mindspore
+from mindspore import mint
 
+from hp_platform.mindspore._dtypes import resolve
 from hp_platform.protocols.device import Event, Stream
 
 
@@ -67,6 +69,10 @@ class AcceleratorDevice:
     def new_event(self, *, timing: bool = False) -> Event:
         """A new event."""
         return _Event(enable_timing=timing)
+
+    def empty_pinned(self, shape: Sequence[int], dtype: Any) -> mindspore.Tensor:
+        """Page-locked memory of the host."""
+        return mint.empty(tuple(shape), dtype=resolve(dtype), device="CPU", pin_memory=True)
 
     def record_stream(self, x: mindspore.Tensor, stream: Stream) -> None:
         """Wait for ``stream`` in the current one: MindSpore's allocator offers no way to hold a tensor for another stream."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+from mindspore import mint
+
 from hp_platform.host_device import HostDevice
+from hp_platform.mindspore._dtypes import resolve
 from hp_platform.mindspore._private import executor
 
 
@@ -23,6 +30,10 @@ class CpuDevice(HostDevice):
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )
+
+    def empty_pinned(self, shape: Sequence[int], dtype: Any) -> mindspore.Tensor:
+        """Plain memory: nothing is copied to another device."""
+        return mint.empty(tuple(shape), dtype=resolve(dtype))
 
     def why_not(self) -> str:
         """There is always a processor."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from hp_platform.protocols.device import Event, Stream
+from hp_platform.torch._dtypes import resolve
 
 
 class AcceleratorDevice:
@@ -59,6 +60,10 @@ class AcceleratorDevice:
     def new_event(self, *, timing: bool = False) -> Event:
         """A new event."""
         return self._event_type()(enable_timing=timing)
+
+    def empty_pinned(self, shape: Sequence[int], dtype: Any) -> torch.Tensor:
+        """Page-locked memory of the host."""
+        return torch.empty(shape, dtype=resolve(dtype), pin_memory=True)
 
     def record_stream(self, x: torch.Tensor, stream: Stream) -> None:
         """Keep the memory of ``x`` until ``stream`` is past its present end."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hp_platform.host_device import HostDevice
+from hp_platform.torch._dtypes import resolve
 from hp_platform.torch.device._base import CommFacts
 
 _GLOO_DTYPES = frozenset(
@@ -36,6 +38,10 @@ class CpuDevice(HostDevice):
     )
 
     profiler_range = staticmethod(torch.profiler.record_function)
+
+    def empty_pinned(self, shape: Sequence[int], dtype: Any) -> torch.Tensor:
+        """Plain memory: nothing is copied to another device."""
+        return torch.empty(shape, dtype=resolve(dtype))
 
     def why_not(self) -> str:
         """There is always a processor."""

@@ -1,0 +1,42 @@
+"""The memory below tensors of MindSpore."""
+
+from __future__ import annotations
+
+import mindspore
+from mindspore import mint, ops
+from mindspore.utils import dlpack
+
+from hp_platform.mindspore import _private
+
+
+class MindSporeStorageOps:
+    """Those of :class:`hp_platform.protocols.TensorOps` that free, alias or exchange memory."""
+
+    def storage_nbytes(self, x: mindspore.Tensor) -> int:
+        """Bytes of the whole storage."""
+        return 0 if x.is_meta else x.untyped_storage().size()
+
+    def resize_storage_(self, x: mindspore.Tensor, nbytes: int) -> None:
+        """Free or get back the memory."""
+        x.untyped_storage().resize_(nbytes)
+
+    def data_ptr(self, x: mindspore.Tensor) -> int:
+        """Address of the first element."""
+        return x.data_ptr()
+
+    def alias(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """The same memory under a storage of its own."""
+        if not x.is_contiguous():
+            raise ValueError(
+                f"alias needs a contiguous tensor, got shape {tuple(x.shape)}, strides {tuple(x.stride())}"
+            )
+        if x.size == 0:
+            return mint.empty(x.shape, dtype=x.dtype)
+        # DLPack hands over address, shape and an owner to keep alive, and knows no storage: the importer makes a new one.
+        # As bytes, because MindSpore does not hand over every dtype.
+        row = ops.stop_gradient(x).view((x.size,)).view(mindspore.uint8)
+        return dlpack.from_dlpack(dlpack.to_dlpack(row)).view(x.dtype).view(x.shape)
+
+    def set_data_(self, x: mindspore.Tensor, data: mindspore.Tensor) -> None:
+        """The same object over other memory."""
+        _private.update_data(x, ops.stop_gradient(data))
