@@ -1,4 +1,8 @@
-"""Values go in and out of a sharded model, whole and as shards, under the names that it had before."""
+"""Values go in and out of a sharded model, whole and as shards, under the names that it had before.
+
+State dicts go by the placements of DTensors alone, so that some models here are made of DTensors by hand, in placements that
+this version of fully_shard does not make.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_dtensor import DTensor, Replicate, Shard
+from hp_dtensor import DTensor, Replicate, Shard, StridedShard, distribute_tensor
 from hp_fsdp import (
     MixedPrecisionPolicy,
     StateDictOptions,
+    fully_shard,
     get_model_state_dict,
     set_model_state_dict,
 )
+from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -58,7 +64,9 @@ def test_only_rank_0_gets_a_full_state_dict_on_the_cpu(world: World) -> None:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     with count_collectives() as counted:
         state = get_model_state_dict(model, options=options)
-    counted.assert_counts(all_gather=3)
+    # One parameter at a time, so that no rank holds more than one beside what it keeps.
+    counted.assert_counts(all_gather=len(expected))
+    assert counted.nbytes() == sum(x.nbytes for x in expected.values())
     if world.rank:
         assert state == {}
         return
@@ -106,6 +114,135 @@ def test_what_was_written_is_read_and_computed_with(world: World, name: str, kin
         platform.copy_(parameter, new[key])
     inputs = program.inputs(Maker(world), 0, 0)
     assert_parity(model(inputs), reference(inputs), exact=True)
+
+
+ROWS = (1, 2, 3, 5, 17)
+LAYOUTS = {
+    "fsdp of tp": ((2, 2), (StridedShard(0, 2), Shard(0))),
+    "outer fsdp": ((2, 2), (Shard(0), Shard(0))),
+    "rows and columns": ((2, 2), (Shard(1), Shard(0))),
+    "replicas": ((2, 2), (Replicate(), Shard(1))),
+    "replicate": ((4,), (Replicate(),)),
+    "columns": ((4,), (Shard(1),)),
+}
+
+
+def by_hand(world: World, layout: str) -> tuple[Any, dict[str, Any]]:
+    """A module with one DTensor of each number of rows, and their values."""
+    shape, placements = LAYOUTS[layout]
+    mesh = init_device_mesh(world.device_type, shape)
+    maker = Maker(world)
+    platform, values = world.platform, {}
+
+    class Module(platform.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for rows in ROWS:
+                whole = maker.parameter(rows, 3)
+                values[f"weight{rows}"] = platform.to_numpy(platform.detach(whole))
+                dtensor = distribute_tensor(platform.detach(whole), mesh, placements)
+                setattr(self, f"weight{rows}", platform.parameter(dtensor))
+
+    return Module(), values
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@distributed(world_size=4, backends="torch")
+def test_every_placement_and_number_of_rows_is_read_and_loaded_exactly(world: World, layout: str) -> None:
+    model, expected = by_hand(world, layout)
+    assert_parity(get_model_state_dict(model, options=FULL), expected, exact=True)
+    new = shifted(world, expected)
+    locals_of_new = {
+        name: distribute_tensor(new[name], p.device_mesh, p.placements).to_local()
+        for name, p in world.platform.named_parameters(model)
+    }
+    others = [name for name in LAYOUTS if name != layout]
+    other = others[list(LAYOUTS).index(layout) % len(others)]
+    elsewhere, _ = by_hand(world, other)
+    set_model_state_dict(elsewhere, new)
+    for given in (new, locals_of_new, get_model_state_dict(elsewhere)):
+        model, _ = by_hand(world, layout)
+        assert set_model_state_dict(model, given) == ([], [])
+        assert_parity(get_model_state_dict(model, options=FULL), new, exact=True)
+
+
+@distributed(world_size=2)
+def test_whole_values_and_copies_on_the_cpu_have_memory_of_their_own(world: World) -> None:
+    program, platform = PROGRAMS["scalars"], world.platform
+    model = program.build(Maker(world))
+    platform.register_buffer(model, "count", platform.tensor([3, 4], "int64", world.device))
+    program.shard(model, make_mesh(world))
+    before = values(world, program.build(Maker(world)))
+    for options in (FULL, StateDictOptions(cpu_offload=True), StateDictOptions(True, True)):
+        state = get_model_state_dict(model, options=options)
+        for name, x in state.items():
+            assert isinstance(x, DTensor) is (name != "count" and not options.full_state_dict)
+            if options.cpu_offload:
+                assert platform.device_of(x.to_local() if isinstance(x, DTensor) else x) == "cpu"
+            platform.fill_(x.to_local() if isinstance(x, DTensor) else x, 9)
+    assert_parity(dict(platform.named_buffers(model))["count"], np.array([3, 4]), exact=True)
+    after = get_model_state_dict(model, options=FULL)
+    assert_parity({name: after[name] for name in before}, before, exact=True)
+
+
+@distributed(world_size=2)
+def test_a_tied_parameter_is_gathered_once_and_loaded_by_any_of_its_names(world: World) -> None:
+    program = PROGRAMS["tied"]
+    model = program.shard(program.build(Maker(world)), make_mesh(world))
+    with count_collectives() as counted:
+        state = get_model_state_dict(model, options=FULL)
+    counted.assert_counts(all_gather=len(state) - 1)
+    assert state["head.weight"] is state["embed.weight"]
+    for name in ("head.weight", "embed.weight"):
+        new = dict(state)
+        new[name] = state[name] + 1
+        del new["embed.weight" if name == "head.weight" else "head.weight"]
+        assert set_model_state_dict(model, new) == ([], [])
+        found = get_model_state_dict(model, options=FULL)
+        assert_parity([found["head.weight"], found["embed.weight"]], [new[name]] * 2, exact=True)
+    assert model.head.weight is model.embed.weight
+    del new["embed.weight"]
+    names = set_model_state_dict(model, new, options=StateDictOptions(strict=False))
+    assert names.missing_keys == ["embed.weight", "head.weight"]
+
+
+@distributed(world_size=2)
+def test_frozen_parameters_may_be_left_out_and_missing(world: World) -> None:
+    program = PROGRAMS["frozen"]
+    model = program.shard(program.build(Maker(world)), make_mesh(world))
+    trainable = {n for n, p in world.platform.named_parameters(model) if p.requires_grad}
+    with count_collectives() as counted:
+        state = get_model_state_dict(model, options=StateDictOptions(True, ignore_frozen_params=True))
+    assert set(state) == trainable
+    assert 0 < len(trainable) < len(get_model_state_dict(model))
+    counted.assert_counts(all_gather=len(trainable))
+    new = {name: x + 1 for name, x in state.items()}
+    assert set_model_state_dict(model, new, options=StateDictOptions(ignore_frozen_params=True)) == ([], [])
+    found = get_model_state_dict(model, options=FULL)
+    assert_parity({name: found[name] for name in new}, new, exact=True)
+    with pytest.raises(RuntimeError, match=r"does not fit HSDPModel: missing block\.outer\.weight"):
+        set_model_state_dict(model, new)
+
+
+@distributed(world_size=2)
+def test_values_of_submodules_come_with_or_without_their_prefix(world: World) -> None:
+    program = PROGRAMS["mlp"]
+    model = program.shard(program.build(Maker(world)), make_mesh(world))
+    everything = get_model_state_dict(model, options=FULL)
+    with count_collectives() as counted:
+        part = get_model_state_dict(model, submodules=[model.blocks[1].inner, model.head], options=FULL)
+    counted.assert_counts(all_gather=4)
+    names = [f"{module}.{name}" for module in ("blocks.1.inner", "head") for name in ("weight", "bias")]
+    assert list(part) == names
+    assert_parity(part, {name: everything[name] for name in names}, exact=True)
+    options = StateDictOptions(full_state_dict=True, keep_submodule_prefixes=False)
+    bare = get_model_state_dict(model, submodules=[model.head], options=options)
+    assert_parity(bare, {n: everything[f"head.{n}"] for n in ("weight", "bias")}, exact=True)
+    assert get_model_state_dict(model, submodules=[model]).keys() == everything.keys()
+    with pytest.raises(ValueError, match=r"with several submodules gives two values one name: give one"):
+        get_model_state_dict(model, submodules=[model.head, model.blocks[0].inner], options=options)
+    with pytest.raises(ValueError, match=r"submodules\[1\], \w+, is no module in HSDPModel: give modules of"):
+        get_model_state_dict(model, submodules=[model.head, Maker(world).linear(2, 2)])
 
 
 @distributed(world_size=4, backends="torch")
@@ -159,7 +296,7 @@ def test_names_that_do_not_fit_are_refused_or_returned(world: World) -> None:
     wrong = world.platform.zeros((7, 7), Maker(world).dtype, world.device)
     with pytest.raises(
         ValueError,
-        match=r"'head\.bias' has shape \(3,\), its shard on rank . of 2 \(.,\); the given value has",
+        match=r"'head\.bias' has shape \(3,\), its shard on rank . \(.,\); the given value has",
     ):
         set_model_state_dict(
             model,
@@ -167,5 +304,92 @@ def test_names_that_do_not_fit_are_refused_or_returned(world: World) -> None:
             options=StateDictOptions(strict=False),
         )
     assert_parity(get_model_state_dict(model, options=FULL), before, exact=True)
-    with pytest.raises(ValueError, match=r"options must be a hp_fsdp\.StateDictOptions, got dict"):
-        get_model_state_dict(model, options={"full_state_dict": True})
+
+
+BAD_OPTIONS = {
+    "no options": (
+        lambda: get_model_state_dict(None, options={"full_state_dict": True}),
+        r"options must be a hp_fsdp\.StateDictOptions, got dict",
+    ),
+    "no bool": (
+        lambda: StateDictOptions(strict="yes"),
+        r"StateDictOptions\.strict must be True or False, got 'yes'",
+    ),
+    "broadcast of shards": (
+        lambda: StateDictOptions(broadcast_from_rank0=True),
+        r"broadcast_from_rank0=True sends whole tensors: give full_state_dict=True as well",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+@distributed(world_size=1)
+def test_wrong_options_are_refused(world: World, name: str) -> None:
+    call, message = BAD_OPTIONS[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@distributed(world_size=2)
+def test_wrong_values_are_refused_before_anything_is_written(world: World) -> None:
+    program, platform = PROGRAMS["mlp"], world.platform
+    model = program.build(Maker(world))
+    platform.register_buffer(model, "count", platform.tensor([3, 4], "int64", world.device))
+    program.shard(model, make_mesh(world))
+    state = get_model_state_dict(model, options=FULL)
+    before = {name: platform.to_numpy(x) for name, x in state.items()}
+    name, first = "head.bias", "blocks.0.inner.bias"
+    cases = {
+        r"a state dict is a mapping from names to tensors, got list": [("head.bias", 1)],
+        r"the value of 'head\.bias' must be a tensor, got list": {**state, name: [1.0, 2.0, 3.0]},
+        r"'count' has shape \(2,\), the given value \(3,\): give it in this shape": {
+            **state,
+            "count": platform.tensor([1, 2, 3], "int64", world.device),
+        },
+        r"'head\.bias' has shape \(3,\), its shard on rank \d \(\d,\); the given value has \(5,\)": {
+            **state,
+            name: state[first],
+        },
+        r"'head\.bias' has shape \(3,\), .* the given value has \(5,\), which is neither": {
+            **state,
+            name: get_model_state_dict(model)[first],
+        },
+    }
+    for message, wrong in cases.items():
+        if isinstance(wrong, dict):
+            wrong = {first: state[first] + 1, **{k: v for k, v in wrong.items() if k != first}}
+        with pytest.raises(ValueError, match=message):
+            set_model_state_dict(model, wrong)
+    assert_parity(get_model_state_dict(model, options=FULL), before, exact=True)
+
+
+@distributed(world_size=4, backends="torch")
+def test_a_dtensor_on_other_ranks_is_refused(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2, 2), mesh_dim_names=("outer", "inner"))
+    model, other = Maker(world).linear(5, 3), Maker(world).linear(5, 3)
+    fully_shard(model, mesh["inner"])
+    fully_shard(other, mesh["outer"])
+    with pytest.raises(
+        ValueError, match=r"'weight' lies on the ranks of .* bring it there with hp_dtensor\.transfer"
+    ):
+        set_model_state_dict(model, get_model_state_dict(other))
+    # Each row of the mesh is a job of its own: its first rank keeps the values.
+    state = get_model_state_dict(model, options=StateDictOptions(True, True))
+    assert (state != {}) is (world.rank % 2 == 0)
+
+
+@distributed(world_size=1)
+def test_parameters_without_memory_are_not_loaded(world: World) -> None:
+    platform = world.platform
+    if not platform.supports("meta_tensors"):
+        return
+    mesh = init_device_mesh(world.device_type, (1,))
+    module = Maker(world).linear(2, 2)
+    meta = distribute_tensor(platform.empty((2, 2), "float32", "meta"), mesh, [Shard(0)])
+    platform.set_parameter(module, "weight", platform.parameter(meta))
+    with pytest.raises(RuntimeError, match=r"'weight' is on the meta device and has no memory to load into"):
+        set_model_state_dict(
+            module,
+            {"weight": platform.zeros((2, 2), "float32", world.device)},
+            options=StateDictOptions(strict=False),
+        )

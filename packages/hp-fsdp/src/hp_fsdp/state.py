@@ -2,152 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hp_dtensor import DTensor
-from hp_fsdp.gather import gather_columns
-from hp_fsdp.parameter import ManagedParameter
-from hp_fsdp.unit import Unit, units_in
+from hp_fsdp.state_broadcast import Announced, agree, announce, home_of, send
+from hp_fsdp.state_options import IncompatibleKeys, checked_options, refuse_names
+from hp_fsdp.state_options import StateDictOptions as StateDictOptions
+from hp_fsdp.state_values import check_value, copy_on, piece_of, whole_of, write
+from hp_fsdp.unit import units_in
 from hp_platform.platform import Platform, get_platform
-from hp_platform.process_groups import get_rank
-from hp_platform.protocols.tensor import Tensor
 
 
-@dataclass(frozen=True)
-class StateDictOptions:
-    """How state dicts are made and read. Field names are those of torch.distributed.checkpoint.state_dict."""
-
-    full_state_dict: bool = False
-    """Whole tensors instead of DTensors."""
-    cpu_offload: bool = False
-    """Values on the cpu. Together with ``full_state_dict`` only rank 0 gets them, other ranks an empty dict."""
-    strict: bool = True
-    """When loading: missing and unexpected names are an error."""
-
-
-def get_model_state_dict(model: Any, *, options: StateDictOptions | None = None) -> dict[str, Any]:
+def get_model_state_dict(
+    model: Any, *, submodules: Iterable[Any] | None = None, options: StateDictOptions | None = None
+) -> dict[str, Any]:
     """Name -> value of all parameters and buffers of ``model``, as it was before sharding; tied ones under all of their names.
 
-    Sharded parameters come as DTensors on their mesh, ``Shard(0)`` (2-D mesh: ``Replicate, Shard(0)``; scalars: ``Replicate``)
-    that share memory with the shard; or, with ``full_state_dict``, as whole tensors of their own. Dtypes are the original
-    ones. Others come detached, as they are. Whole parameters that are there (between forward and backward) are freed.
+    Args:
+        model: holds units of ``fully_shard`` (or is one), or DTensors of other origin, or nothing sharded at all.
+        submodules: modules in ``model`` whose values alone are wanted; default: all.
+        options: see :class:`StateDictOptions`.
 
-    Communication: none for shards; for whole tensors one all-gather per unit and dtype, by all ranks.
+    Sharded parameters come as DTensors on their mesh and in their placements, which share memory with the shard; with
+    ``cpu_offload`` as copies on the cpu. With ``full_state_dict`` they come as whole tensors of their own, on the mesh's
+    device; with ``cpu_offload`` as well, on the cpu of the lowest rank of the mesh (rank 0 of the world, where the mesh is the world)
+    and nowhere else: other ranks get an empty dict. Dtypes are the original ones. Plain values (buffers, ignored parameters)
+    come as they are, as copies where the others are copies. Whole parameters that forward has left for backward are freed.
+
+    Memory beside the result: one whole parameter.
+    Communication: none for shards; for whole tensors one all-gather of each parameter's bytes over the mesh dims that cut it,
+    by all ranks, one parameter after the other; tied ones once.
+    ValueError for options or submodules that are none, and if two names without prefix are the same.
     """
-    options = _options(options)
+    options = checked_options(options)
     platform = get_platform()
-    units = list(units_in(platform, model))
-    for unit in units:
-        unit.reshard()
-    # Nobody keeps what rank 0 alone is asked for; the gathers are everybody's.
-    wanted = not (options.full_state_dict and options.cpu_offload) or get_rank() == 0
-    whole: dict[int, Tensor] = {}
-    if options.full_state_dict:
-        for unit in units:
-            for param, value in _whole_values(platform, unit):
-                if wanted:
-                    whole[id(param)] = platform.to_device(value, "cpu") if options.cpu_offload else value
-    if not wanted:
-        return {}
-
-    managed = dict(_managed_by_name(platform, model, units))
+    show_shards(platform, model)
+    parameters = dict(platform.named_parameters(model, remove_duplicate=False))
+    values = dict(platform.state_dict(model))
+    names = _chosen(platform, model, values, parameters, submodules, options)
+    keeps = True
+    if options.full_state_dict and options.cpu_offload:
+        keeps = home_of(platform, values.values()).is_source
+    made: dict[Any, Any] = {}
     found: dict[str, Any] = {}
-    for name, value in platform.state_dict(model).items():
-        if name in managed and options.full_state_dict:
-            found[name] = whole[id(managed[name][1])]
-            continue
-        value = platform.to_device(value, "cpu") if options.cpu_offload else value
-        found[name] = value
+    for name, shown_as in names.items():
+        key = id(parameters[name]) if name in parameters else name
+        if key not in made:
+            made[key] = read(platform, values[name], options, keeps=keeps)
+        if keeps:
+            found[shown_as] = made[key]
     return found
 
 
 def set_model_state_dict(
     model: Any, state_dict: Mapping[str, Any], *, options: StateDictOptions | None = None
-) -> tuple[list[str], list[str]]:
+) -> IncompatibleKeys:
     """Write the values into the shards and buffers of ``model``, in place; return the missing and the unexpected names.
 
-    A value is a DTensor with the parameter's global shape, a whole tensor (the shard is cut from it; it lies on any device
-    and is cast), or a tensor of the shard's shape where that is another than the whole one's.
+    Args:
+        model: as in :func:`get_model_state_dict`.
+        state_dict: name -> value. A value is a DTensor of the parameter's global shape in any placements, a whole tensor (the
+            piece is cut from it; it lies on any device and is cast), or a tensor of the piece's shape where that is another
+            than the whole one's. A tied parameter needs one of its names only; of several the last counts.
+        options: with ``broadcast_from_rank0`` only the lowest rank of the mesh (rank 0) gives whole values, the others ``{}``.
 
-    RuntimeError with both lists for missing or unexpected names if ``options.strict``, ValueError for a value of another
-    shape; nothing has been written then. Communication: none (DTensors in another layout: what their redistribution needs).
+    RuntimeError with both lists for missing or unexpected names if ``options.strict``, and for parameters on the meta device;
+    ValueError for a value of another shape. All of this is found before anything is written, and with
+    ``broadcast_from_rank0`` on all ranks, if one finds it.
+
+    Memory: the piece that is written; with ``broadcast_from_rank0`` one whole parameter on every rank.
+    Communication: none for whole tensors and pieces; for DTensors in other placements what their redistribution needs. With
+    ``broadcast_from_rank0`` one broadcast of each value's bytes, and before it two of about 100 bytes a name, and an
+    all-gather of 8 bytes.
     """
-    options = _options(options)
+    options = checked_options(options)
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}")
     platform = get_platform()
-    units = list(units_in(platform, model))
-    for unit in units:
+    show_shards(platform, model)
+    targets: dict[str, Any] = dict(platform.state_dict(model))
+    parameters = dict(platform.named_parameters(model, remove_duplicate=False))
+    # The parameters themselves, not what detaching made of them: the former is what writing is promised for.
+    targets.update({name: parameter for name, parameter in parameters.items() if name in targets})
+
+    home = home_of(platform, targets.values()) if options.broadcast_from_rank0 else None
+    given: Mapping[str, Any] = state_dict if home is None else announce(platform, state_dict, home)
+    problem: Exception | None = None
+    names = _compared(targets, parameters, given, options)
+    try:
+        if options.strict:
+            refuse_names(type(model).__name__, names, "rename them")
+        for name, value in given.items():
+            if name in targets and platform.is_tensor(targets[name]):
+                check_value(platform, name, value, targets[name])
+    except (ValueError, RuntimeError) as error:
+        if home is None:
+            raise
+        problem = error  # told to the others first, who would wait for this rank
+    if home is not None:
+        agree(problem, home, "set_model_state_dict")
+
+    def receive(found: list[str], value: Any) -> None:
+        for name in found:
+            if name in targets:
+                write(platform, targets[name], piece_of(platform, value, targets[name]))
+
+    for name, value in given.items():
+        if name in targets and not platform.is_tensor(targets[name]):
+            _set_extra_state(platform, model, name, value)
+        elif not isinstance(value, Announced):
+            receive([name], value)
+    if home is not None:
+        send(platform, given, state_dict, home, receive)
+    return names
+
+
+def show_shards(platform: Platform, model: Any) -> None:
+    """Free whole parameters that are there, so that the modules show shards. No communication."""
+    for unit in units_in(platform, model):
         unit.reshard()
-    targets = dict(platform.state_dict(model))
-    missing = [name for name in targets if name not in state_dict]
-    unexpected = [name for name in state_dict if name not in targets]
-    if options.strict and (missing or unexpected):
-        raise RuntimeError(
-            f"the state dict does not fit {type(model).__name__}: missing {', '.join(missing) or 'nothing'}; unexpected "
-            f"{', '.join(unexpected) or 'nothing'}; rename them, or pass StateDictOptions(strict=False)"
-        )
-    managed = dict(_managed_by_name(platform, model, units))
-    writes = []
-    for name, value in state_dict.items():
-        if name in managed:
-            unit, param = managed[name]
-            writes.append((param.shard, _local_value(platform, name, value, unit, param)))
-        elif name in targets:
-            if tuple(value.shape) != tuple(targets[name].shape):
-                raise ValueError(
-                    f"{name!r} has shape {tuple(targets[name].shape)}, the given value {tuple(value.shape)}"
-                )
-            writes.append((targets[name], value))
-    for target, value in writes:
-        platform.copy_(target, platform.to_device(platform.detach(value), platform.device_of(target)))
-    return missing, unexpected
 
 
-def _options(options: Any) -> StateDictOptions:
-    if options is None:
-        return StateDictOptions()
-    if not isinstance(options, StateDictOptions):
-        raise ValueError(f"options must be a hp_fsdp.StateDictOptions, got {type(options).__name__}")
-    return options
-
-
-def _managed_by_name(
-    platform: Platform, model: Any, units: list[Unit]
-) -> Iterator[tuple[str, tuple[Unit, ManagedParameter]]]:
-    """The sharded parameters under all of their names in ``model``."""
-    known = {id(param.parameter): (unit, param) for unit in units for param in unit.params}
-    for name, parameter in platform.named_parameters(model, remove_duplicate=False):
-        if id(parameter) in known:
-            yield name, known[id(parameter)]
-
-
-def _whole_values(platform: Platform, unit: Unit) -> Iterator[tuple[ManagedParameter, Tensor]]:
-    """Copies of the unit's whole parameters in their original dtypes, one after the other."""
-    with platform.no_grad():
-        for param, columns in gather_columns(platform, unit.buffers, unit.places, lambda original: original):
-            assert param.slot is not None
-            padded = platform.reshape(columns, param.slot.padded_shape)
-            yield param, platform.clone(platform.narrow(padded, 0, 0, param.shape[0]))
-        for param in unit.params:
-            if param.slot is None:
-                yield param, platform.clone(platform.detach(param.shard))
-
-
-def _local_value(platform: Platform, name: str, value: Any, unit: Unit, param: ManagedParameter) -> Tensor:
-    """The part of ``value`` that this rank's shard takes."""
-    given, rank = tuple(value.shape), unit.places.shard_rank
-    local_shape = param.local_shape(rank)
-    if isinstance(value, DTensor):
-        if given == param.shape:
-            return value.redistribute(unit.places.mesh, param.parameter.placements).to_local()
-    elif given == param.shape:
-        if param.slot is None:
-            return value
-        return platform.narrow(value, 0, param.slot.local_start(rank), local_shape[0])
-    elif given == local_shape:
+def read(platform: Platform, value: Any, options: StateDictOptions, *, keeps: bool) -> Any:
+    """One value as the options want it. All ranks call; those that do not keep it take part, and get None."""
+    if isinstance(value, DTensor) and options.full_state_dict:
+        whole = whole_of(platform, value)
+        if not keeps:
+            return None
+        return platform.to_device(whole, "cpu") if options.cpu_offload else whole
+    if not keeps:
+        return None
+    if not platform.is_tensor(value):
         return value
-    raise ValueError(
-        f"{name!r} has shape {param.shape}, its shard on rank {rank} of {unit.places.num_shards} {local_shape}; the given "
-        f"value has {given}, which is neither"
-    )
+    if options.cpu_offload:
+        return copy_on(platform, value, "cpu")
+    return platform.clone(platform.detach(value)) if options.full_state_dict else value
+
+
+def _chosen(
+    platform: Platform,
+    model: Any,
+    values: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    submodules: Iterable[Any] | None,
+    options: StateDictOptions,
+) -> dict[str, str]:
+    """The names to read, and what they are called in the result."""
+    names = [name for name in values if not (options.ignore_frozen_params and is_frozen(parameters, name))]
+    if submodules is None:
+        return {name: name for name in names}
+    paths = {id(module): path for path, module in platform.named_modules(model)}
+    prefixes = []
+    for index, module in enumerate(submodules):
+        if id(module) not in paths:
+            raise ValueError(
+                f"submodules[{index}], {type(module).__name__}, is no module in {type(model).__name__}: give modules of the model"
+            )
+        path = paths[id(module)]
+        prefixes.append(f"{path}." if path else "")
+    found: dict[str, str] = {}
+    for name in names:
+        prefix = next((p for p in prefixes if name.startswith(p)), None)
+        if prefix is not None:
+            found[name] = name if options.keep_submodule_prefixes else name[len(prefix) :]
+    if len(set(found.values())) < len(found):
+        raise ValueError(
+            "keep_submodule_prefixes=False with several submodules gives two values one name: give one submodule, or keep "
+            "the prefixes"
+        )
+    return found
+
+
+def is_frozen(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether it is the name of a parameter that asks for no gradient."""
+    return name in parameters and not parameters[name].requires_grad
+
+
+def _compared(
+    targets: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    given: Mapping[str, Any],
+    options: StateDictOptions,
+) -> IncompatibleKeys:
+    reached = {id(parameters[name]) for name in given if name in parameters}
+    missing = [
+        name
+        for name in targets
+        if name not in given
+        and not (name in parameters and id(parameters[name]) in reached)
+        and not (options.ignore_frozen_params and is_frozen(parameters, name))
+    ]
+    return IncompatibleKeys(missing, [name for name in given if name not in targets])
+
+
+def _set_extra_state(platform: Platform, model: Any, name: str, value: Any) -> None:
+    """What a module adds to a state dict by itself, and is no tensor, goes back to it as it is."""
+    platform.get_submodule(model, name.rpartition(".")[0]).set_extra_state(value)
