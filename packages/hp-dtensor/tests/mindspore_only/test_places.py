@@ -146,6 +146,32 @@ def test_writes_into_a_parameter_stand_in_it(world: World) -> None:
             assert_parity(p.detach(), expected, rtol=0, atol=1e-12, name=f"{name} of {place}")
 
 
+SUBSCRIPTS: dict[str, Any] = {
+    "numbers": lambda at: at,
+    "numbers and a column": lambda at: (at, 1),
+    "a slice and numbers": lambda at: (slice(None), at[:2] // 2),
+    "a mask": lambda at: Tensor(X) > 1,
+    "a row": lambda at: 3,
+}
+
+
+@distributed(2, backends="mindspore")
+def test_subscripts_write_into_a_parameter_where_it_lies(world: World) -> None:
+    mesh, at = init_device_mesh(world.device_type, (2,)), Tensor(ROWS)
+    for name, subscript in SUBSCRIPTS.items():
+        expected = Tensor(X.copy())
+        expected[subscript(at)] = 7.0
+        for place in (Shard(0), Shard(1), Replicate()):
+            p = Parameter(distribute_tensor(Tensor(X), mesh, [place]))
+            memory = p.to_local().data_ptr()
+            with world.platform.no_grad():
+                p[subscript(distribute_tensor(at, mesh, [Replicate()]))] = 7.0
+            assert (p.placements, p.requires_grad) == ((place,), True) and p.to_local().data_ptr() == memory
+            assert_parity(p.detach(), expected, rtol=0, atol=0, name=f"{name} of {place}")
+            with pytest.raises(ValueError, match=r"cannot record setitem .*: use .*, or no_grad\(\)"):
+                p[subscript(at)] = 7.0
+
+
 @distributed(1, backends="mindspore")
 def test_a_plain_parameter_takes_no_dtensor(world: World) -> None:
     at = distribute_tensor(Tensor(ROWS), init_device_mesh(world.device_type, (1,)), [Shard(0)])

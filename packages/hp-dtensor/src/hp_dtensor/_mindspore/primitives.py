@@ -10,7 +10,7 @@ from mindspore.ops import Primitive
 from hp_dtensor import _names
 from hp_dtensor._mindspore.composed.along import cumprod
 from hp_dtensor._mindspore.composed.index import index_add
-from hp_dtensor._mindspore.written import copy_, fill_, zero_
+from hp_dtensor._mindspore.written import copy_, fill_, setitem, zero_
 from hp_dtensor.rules import RULES
 from hp_platform import get_platform
 
@@ -31,11 +31,13 @@ RIGHT: dict[str, Callable[..., Any]] = {
     "copy_": copy_,
     "fill_": fill_,
     "zero_": zero_,
+    "__setitem__": setitem,
 }
 """What runs instead of MindSpore's own.
 
 Its products of small shapes have wrong gradients, clone has no kernel on cpu, the gradient of cumprod divides by the
-elements, writing has kernels for some dtypes only, and index_add on cpu writes into its input.
+elements, writing has kernels for some dtypes only, index_add on cpu writes into its input, and subscripts that are tensors give a tensor
+other memory.
 """
 
 

@@ -1,4 +1,4 @@
-"""Whole local tensors written in place, by the platform, which writes every dtype, strided and empty ones too."""
+"""Local tensors written in place, whole ones by the platform, which writes every dtype, strided and empty ones too."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ def fill_(x: Tensor, value: Any) -> Tensor:
 def zero_(x: Tensor) -> Tensor:
     """Zeros everywhere."""
     return get_platform().fill_(x, 0)
+
+
+def setitem(x: Tensor, index: tuple[Any, ...], value: Any) -> Tensor:
+    """``x[index] = value``, where nothing is recorded.
+
+    Where tensors name the places, MindSpore writes into a copy and gives its memory to ``x``: it refuses that for leaves with
+    a gradient, and tensors that share memory with ``x`` would keep their values. So the copy is made, and written back, here.
+    """
+    if not any(isinstance(entry, mindspore.Tensor) for entry in index):
+        x[index] = value
+        return x
+    platform = get_platform()
+    written = platform.clone(x)
+    written[index] = value
+    return platform.copy_(x, written)
