@@ -8,6 +8,7 @@ import pytest
 
 from bench.cases import fsdp
 from bench.cases.fsdp_host import measure_host
+from bench.cases.fsdp_row import FUNCTIONS_HEADER
 from bench.ranks import on_ranks
 
 pytestmark = pytest.mark.once  # the ranks are processes of torch on cpu
@@ -47,6 +48,17 @@ def test_replicas_train_alike(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path / "rows", "1b-batch1-hsdp", "--ranks", "4")
     assert row["setting"]["replicas"] == 2
     assert row["losses_apart"] < 1e-3
+
+
+def test_the_functions_that_cost_the_host_most_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows_of(tmp_path / "rows", "1b-batch1", "--ranks", "1", "--functions", "5")
+    lines = capsys.readouterr().out.split(FUNCTIONS_HEADER)[1].split("\n")[1:-1]
+    assert [line.split(" | ")[0] for line in lines] == ["| ours"] * 5 + ["| FSDP2"] * 5
+    own = [float(line.split(" | ")[1]) for line in lines]
+    assert own[:5] == sorted(own[:5], reverse=True)
+    assert any("run_backward" in line for line in lines)
 
 
 def test_sharding_costs_the_host_something() -> None:

@@ -40,7 +40,7 @@ COMMUNICATION = frozenset({Kind.GATHER, Kind.REDUCE})
 # The first that applies counts: a kernel of NCCL is named after its collective, one of attention may be built of gemms.
 # Copies between GPUs ("PtoP") are gathers by the copy engines. Names are compared in lower case.
 RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    (Kind.REDUCE, ("reducescatter", "allreduce", "reduce_scatter", "all_reduce")),
+    (Kind.REDUCE, ("reducescatter", "allreduce", "reduce_scatter", "all_reduce", "onerankreduce")),
     (Kind.GATHER, ("nccl", "allgather", "all_gather", "memcpy ptop")),
     (Kind.ADAMW, ("adam",)),
     (Kind.ATTENTION, ("flash", "fmha", "sdpa", "attention")),

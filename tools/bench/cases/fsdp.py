@@ -12,11 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from bench.cases.fsdp_measured import Measured, Steps, measure, measure_host, profile
-from bench.cases.fsdp_row import HEADER, PROFILE_HEADER, ProfileRow, Row
+from bench.cases.fsdp_measured import Measured, Steps, functions, measure, measure_host, profile
+from bench.cases.fsdp_row import FUNCTIONS_HEADER, HEADER, PROFILE_HEADER, ProfileRow, Row
 from bench.cases.fsdp_settings import SETTINGS, Setting
 from bench.cases.fsdp_training import Side
 from bench.conditions import Conditions
@@ -53,7 +54,16 @@ def main(arguments: Sequence[str]) -> int:
     print("", HEADER, *(row.to_table_row() for row in rows), sep="\n")
     if profiles:
         print("", PROFILE_HEADER, *(row.to_table_row() for row in profiles), sep="\n")
+    if options.functions:
+        lines = (_functions(setting, options.ranks, steps, options.functions) for setting in settings)
+        print("", FUNCTIONS_HEADER, *chain.from_iterable(lines), sep="\n")
     return 0 if all(row.reached for row in rows) else 1
+
+
+def _functions(setting: Setting, num_ranks: int, steps: Steps, count: int) -> list[str]:
+    """Of rank 0."""
+    sides = (Side.OURS, Side.PEER)
+    return [line for side in sides for line in on_ranks(num_ranks, functions, side, setting, steps, count)[0]]
 
 
 def chosen(patterns: Sequence[str], num_ranks: int, overrides: dict[str, int]) -> list[Setting]:
@@ -162,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, default=Steps.timed, help="steps that are timed")
     parser.add_argument(
         "--profile", action="store_true", help="also where the time goes, on the GPU and the host"
+    )
+    parser.add_argument(
+        "--functions", type=_positive, metavar="N", help="also the N functions that cost the host most"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces of the profiles here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON lines to this file too")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import cProfile
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.cases.fsdp_settings import Setting
 from bench.cases.fsdp_training import Side, Step, device, training, wait
@@ -53,16 +55,16 @@ def measure(side: Side, setting: Setting, steps: Steps) -> Measured:
     """The time of a step, as the median of those that follow the warm ones."""
     import torch
 
-    with training(side, setting) as step:
-        losses = [step() for _ in range(steps.warm)]
-        wait()
-        torch.distributed.barrier()
-        on_gpu = device() == "cuda"
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        times = (_times_on_gpu if on_gpu else _times_on_host)(step, steps.timed)
-        peak = torch.cuda.max_memory_allocated() if on_gpu else None
-        return Measured(statistics.median(times), peak, tuple(loss.item() for loss in losses))
+    on_gpu = device() == "cuda"
+    step = training(side, setting)
+    losses = [step() for _ in range(steps.warm)]
+    wait()
+    torch.distributed.barrier()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    times = (_times_on_gpu if on_gpu else _times_on_host)(step, steps.timed)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    return Measured(statistics.median(times), peak, tuple(loss.item() for loss in losses))
 
 
 def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> Profile:
@@ -73,17 +75,18 @@ def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> P
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with training(side, setting) as step, tempfile.TemporaryDirectory() as folder:
-        for _ in range(steps.warm):
+    step = training(side, setting)
+    for _ in range(steps.warm):
+        step()
+    with torch.profiler.profile(activities=activities):  # the first one takes long to begin
+        step()
+        wait()
+    torch.distributed.barrier()
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(PROFILED_STEPS):
             step()
-        with torch.profiler.profile(activities=activities):  # the first one takes long to begin
-            step()
-            wait()
-        torch.distributed.barrier()
-        with torch.profiler.profile(activities=activities) as profiler:
-            for _ in range(PROFILED_STEPS):
-                step()
-            wait()
+        wait()
+    with tempfile.TemporaryDirectory() as folder:
         keep = trace is not None and torch.distributed.get_rank() == 0
         file = trace if trace is not None and keep else Path(folder) / "trace.json.gz"
         profiler.export_chrome_trace(str(file))
@@ -92,16 +95,53 @@ def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> P
 
 def measure_host(side: Side, setting: Setting, steps: Steps) -> OnTheHost:
     """What a step costs the host, from a model of as many layers, and of nearly nothing else."""
-    small = replace(setting, sizes=replace(setting.sizes, **ON_THE_HOST))
-    with training(side, small) as step:
-        for _ in range(steps.warm):
+    step = _warm_on_the_host(side, setting, steps)
+    before = time.process_time()
+    times = _times_on_host(step, steps.timed)
+    used = time.process_time() - before
+    wait()
+    return OnTheHost(statistics.median(times), used * 1e3 / steps.timed)
+
+
+def functions(side: Side, setting: Setting, steps: Steps, count: int) -> list[str]:
+    """Lines of a table: the functions in which the host of :func:`measure_host` spends most, by their own time.
+
+    The profiler of Python makes calls dearer: they are to be compared with each other, not with a clock.
+    """
+    import torch
+
+    step = _warm_on_the_host(side, setting, steps)
+    profiler = cProfile.Profile(time.thread_time)  # waiting is no work
+    # The profiler follows one thread: backward is to run in this one, on a GPU too.
+    with torch.autograd.set_multithreading_enabled(False):
+        profiler.enable()
+        for _ in range(steps.timed):
             step()
-        wait()
-        before = time.process_time()
-        times = _times_on_host(step, steps.timed)
-        used = time.process_time() - before
-        wait()
-        return OnTheHost(statistics.median(times), used * 1e3 / steps.timed)
+        profiler.disable()
+    wait()
+    lines = []
+    found = sorted(profiler.getstats(), key=lambda entry: -entry.inlinetime)
+    for entry in found[:count]:
+        own, whole = (x * 1e6 / steps.timed for x in (entry.inlinetime, entry.totaltime))
+        calls = entry.callcount / steps.timed
+        lines.append(f"| {side.value} | {own:.0f} | {whole:.0f} | {calls:.1f} | {_name_of(entry.code)} |")
+    return lines
+
+
+def _name_of(code: Any) -> str:
+    """Of a function of Python with its place, or of a built-in one."""
+    if isinstance(code, str):
+        return code
+    return f"{code.co_name} ({'/'.join(Path(code.co_filename).parts[-3:])}:{code.co_firstlineno})"
+
+
+def _warm_on_the_host(side: Side, setting: Setting, steps: Steps) -> Step:
+    small = replace(setting, sizes=replace(setting.sizes, **ON_THE_HOST))
+    step = training(side, small)
+    for _ in range(steps.warm):
+        step()
+    wait()
+    return step
 
 
 def _times_on_host(step: Step, num_steps: int) -> list[float]:

@@ -40,6 +40,7 @@ HEADER = _header(
     )
 )
 PROFILE_HEADER = _header(("row", "ms of a step", *COLUMNS, "host", "host's processor"))
+FUNCTIONS_HEADER = _header(("side", "us of a step", "with callees", "calls", "function"))
 
 
 @dataclass(frozen=True)

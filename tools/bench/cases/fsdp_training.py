@@ -12,7 +12,6 @@ import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from bench.cases.fsdp_settings import Setting
@@ -31,18 +30,15 @@ class Side(enum.Enum):
     LIMIT = "limit"
 
 
-@contextmanager
-def training(side: Side, setting: Setting) -> Iterator[Step]:
-    """Build; what is given runs one step and returns its loss; free."""
-    import torch
+def training(side: Side, setting: Setting) -> Step:
+    """A side's model, built; what is given runs one step and returns its loss.
 
+    It is freed when the caller lets go of it, and the memory given back when the next one is built.
+    """
+    _empty_cache()
     step = _built(side, setting)
-    _empty_cache(torch)
-    try:
-        yield step
-    finally:
-        del step
-        _empty_cache(torch)
+    _empty_cache()  # of the values before sharding
+    return step
 
 
 def device() -> str:
@@ -60,7 +56,9 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def _empty_cache(torch: Any) -> None:
+def _empty_cache() -> None:
+    import torch
+
     gc.collect()
     if device() == "cuda":
         torch.cuda.empty_cache()

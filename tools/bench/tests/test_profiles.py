@@ -24,6 +24,7 @@ NAMES = {
     "Memcpy PtoP (Device -> Device)": Kind.GATHER,
     "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.REDUCE,
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.REDUCE,
+    "void (anonymous namespace)::oneRankReduce<(anonymous namespace)::FuncPreMulSum<float> >": Kind.REDUCE,
     "void at::native::(anonymous namespace)::chunk_cat_cuda_kernel<float, c10::BFloat16>": Kind.COPIES,
     "void at::native::(anonymous namespace)::split_with_sizes_copy_out_contiguous_no_cast_kernel": Kind.COPIES,
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>>": Kind.COPIES,
