@@ -39,7 +39,7 @@ def parallelize_value_and_grad(
     for i, weight in enumerate(weights):
         if not platform.is_tensor(weight):
             raise TypeError(f"weights[{i}] is no tensor, got {type(weight).__name__}")
-        if not _requires_grad(weight):
+        if not platform.requires_grad(weight):
             raise ValueError(
                 f"weights[{i}] does not require grad: ask for it with requires_grad_(), or leave it out"
             )
@@ -82,7 +82,7 @@ def _counted(outputs: Any, sens: Sequence[float] | None) -> list[tuple[Tensor, f
     for i, (x, s) in enumerate(zip(outputs, sens, strict=True)):
         if s == 0:
             continue
-        if not platform.is_tensor(x) or not _requires_grad(x):
+        if not platform.is_tensor(x) or not platform.requires_grad(x):
             raise ValueError(
                 f"output {i} shall count {s}, but does not depend on any weight that requires grad (it is a "
                 f"{type(x).__name__})"
@@ -106,10 +106,6 @@ def _gradients(counted: Sequence[tuple[Tensor, float]], weights: Sequence[Tensor
         gradient = platform.zeros_like(local) if gradient is None else gradient
         grads.append(weight._wrap(gradient, weight._spec.grad) if is_dtensor(weight) else gradient)
     return tuple(grads)
-
-
-def _requires_grad(x: Tensor) -> bool:
-    return bool(x.requires_grad) if is_dtensor(x) else get_platform().requires_grad(x)
 
 
 def _detached(x: Any) -> Any:

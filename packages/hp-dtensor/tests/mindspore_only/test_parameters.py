@@ -76,6 +76,34 @@ def test_the_platform_makes_the_same_parameters(world: World) -> None:
 
 
 @distributed(2, backends=["mindspore"])
+def test_the_platform_asks_the_dtensor_and_not_its_wrapper_about_gradients(world: World) -> None:
+    p, piece = world.platform, distribute_tensor(_whole(3, 2), _mesh(world), [Shard(0)])
+    assert not p.requires_grad(piece) and p.is_leaf(piece)
+    for wanted in (True, False):
+        for made in (
+            p.parameter(piece, requires_grad=wanted),
+            mindspore.Parameter(piece, requires_grad=wanted),
+            p.set_requires_grad_(p.parameter(piece, requires_grad=not wanted), wanted),
+        ):
+            assert p.is_leaf(made)
+            assert p.requires_grad(made) is p.requires_grad(made.to_local()) is made.requires_grad is wanted
+    leaf = distribute_tensor(_whole(3, 2), _mesh(world), [Shard(0)]).requires_grad_()
+    product, seen = leaf * 2, []
+    assert p.requires_grad(leaf) and p.is_leaf(leaf)
+    assert p.requires_grad(product) and not p.is_leaf(product)
+    with pytest.raises(RuntimeError, match="an operation made"):
+        p.set_requires_grad_(product, False)
+    p.register_tensor_hook(leaf, lambda g: seen.append(("hook", g.placements)))
+    p.register_post_accumulate_grad_hook(leaf, lambda x: seen.append(("after", x is leaf, x.grad.placements)))
+    p.backward([product.sum()])
+    assert seen == [("hook", (Shard(0),)), ("after", True, (Shard(0),))]
+    with p.no_grad():
+        assert not p.requires_grad(p.reshape(leaf, (2, 3)))
+    with pytest.raises(NotImplementedError, match="use backward and read the grad of its inputs"):
+        p.grad([(leaf * 2).sum()], [leaf])
+
+
+@distributed(2, backends=["mindspore"])
 def test_copies_and_pickles(world: World) -> None:
     weight = mindspore.Parameter(distribute_tensor(_whole(3, 2), _mesh(world), [Shard(0)]), name="w")
     deep = copy.deepcopy(weight)

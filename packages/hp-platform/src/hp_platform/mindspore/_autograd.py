@@ -115,6 +115,12 @@ class MindSporeAutogradOps:
         allow_unused: bool = False,
     ) -> list[mindspore.Tensor | None]:
         """Gradients as values."""
+        for x in (*outputs, *inputs):
+            if _private.keeps_grad(x):
+                raise NotImplementedError(
+                    f"grad of a {type(x).__name__} on mindspore {mindspore.__version__}: use backward and read the grad of its "
+                    "inputs, or parallelize_value_and_grad"
+                )
         starts = _starts(outputs, grad_outputs, "grad", "grad_outputs")
         for place, x in enumerate(inputs):
             if not _private.requires_grad(x):
@@ -184,6 +190,8 @@ class MindSporeAutogradOps:
                 f"register_post_accumulate_grad_hook: a tensor of shape {tuple(x.shape)} that an operation made gathers "
                 "no gradient; ask a leaf, or use register_tensor_hook"
             )
+        if _private.keeps_grad(x):
+            return x.register_post_accumulate_grad_hook(hook)
         # The leaf holds its node and the node this hook, so the hook must not hold the leaf.
         leaf = weakref.ref(x)
 

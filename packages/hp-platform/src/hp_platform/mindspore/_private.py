@@ -84,8 +84,6 @@ run_backward = mindspore._c_expression.run_backward
 executor = importlib.import_module("mindspore.graph.api")._pynative_executor
 Function = importlib.import_module("mindspore.common._grad_function")._Function
 
-requires_grad = operator.attrgetter("_requires_grad")
-is_leaf = operator.attrgetter("_is_leaf")
 grad_node = operator.attrgetter("_grad_node")
 get_grad = operator.attrgetter("_grad")
 
@@ -98,6 +96,16 @@ def set_grad(x: mindspore.Tensor, grad: mindspore.Tensor | None) -> None:
 def keeps_grad(x: mindspore.Tensor) -> bool:
     """Whether its class, derived from Tensor, keeps gradients in a place of its own: behind a property ``grad``."""
     return isinstance(getattr(type(x), "grad", None), property)
+
+
+def requires_grad(x: mindspore.Tensor) -> bool:
+    """Whether a gradient flows to ``x``. Of a class that keeps gradients by itself it says so: the engine knows the shell only."""
+    return bool(x.requires_grad if keeps_grad(x) else x._requires_grad)
+
+
+def is_leaf(x: mindspore.Tensor) -> bool:
+    """Whether no recorded operation made ``x``; likewise."""
+    return bool(x.is_leaf if keeps_grad(x) else x._is_leaf)
 
 
 def update_data(x: mindspore.Tensor, data: mindspore.Tensor) -> None:
