@@ -212,6 +212,18 @@ def test_plans_are_the_cheapest(case: str) -> None:
     assert [move.step for move in plan_moves(source, target, mesh, (8, 8))] == steps
 
 
+def test_maxima_reduce_from_the_right_only_where_ties_share_a_gradient() -> None:
+    ends = (Partial("max"), Partial("max")), (Shard(0), Shard(0))
+    steps = {
+        is_recorded: [
+            (m.mesh_dim, m.step) for m in plan_moves(*ends, (2, 2), (8, 8), is_recorded=is_recorded)
+        ]
+        for is_recorded in (True, False)
+    }
+    assert steps[False] == [(0, Step.REDUCE_SCATTER), (1, Step.REDUCE_SCATTER)]
+    assert steps[True] == [(1, Step.ALL_REDUCE), (0, Step.REDUCE_SCATTER), (1, Step.SLICE)]
+
+
 def test_specs_are_one_object_per_request_and_hang_on_their_mesh() -> None:
     mesh = CheckerMesh((2,), (1,))
     spec = make_spec(mesh, [Shard(-1)], (4, 5))

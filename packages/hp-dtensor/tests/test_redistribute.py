@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hp_dtensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from hp_dtensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor, redistribute_plan
 from hp_dtensor.placements import StridedShard
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
@@ -103,6 +103,31 @@ def test_three_ranks_and_averages(world: World) -> None:
     assert_parity(
         x.full_tensor(), _full(world, (5, 3)), rtol=_tolerance(world, 1e-15), name="through an average"
     )
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@distributed(world_size=4, backends=("torch", "cuda"))
+def test_extremes_come_a_cheaper_way_to_the_same_values_where_nothing_is_recorded(
+    world: World, op: str
+) -> None:
+    mesh, platform = _mesh(world, (2, 2)), world.platform
+    own = (_full(world, (8, 4)) * (7 + 2 * world.rank)) % 6  # some tie, some do not; even, as plans count
+    leaf = platform.set_requires_grad_(platform.clone(own), True)
+    x, recorded = (DTensor.from_local(local, mesh, [Partial(op)] * 2) for local in (own, leaf))
+    saved = 0
+    for target in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+        expected = recorded.redistribute(placements=target).detach()
+        with count_collectives() as counted:
+            y = x.redistribute(placements=target)
+        with count_collectives() as unrecorded, platform.no_grad():
+            z = recorded.redistribute(placements=target)
+        for found in (y, z, x.redistribute(placements=target, async_op=True).wait()):
+            assert_parity(found.detach(), expected, exact=True, name=f"to {target}")
+        assert counted.record.launches == unrecorded.record.launches
+        plans = [redistribute_plan(given, placements=target).nbytes for given in (x, recorded)]
+        assert plans[0] <= plans[1], f"to {target}: {plans}"
+        saved = saved + plans[1] - plans[0]
+    assert saved > 0
 
 
 COUNTS = {

@@ -18,7 +18,8 @@ anything to Partial  none               0
 The path of the fewest elements is searched (Dijkstra); among equals that of the fewest launches, then of the fewest steps.
 
 [Note: reductions that do not commute] Of several Partials the rightmost reduces first. While there is one of another kind
-further right, a Partial is therefore neither reduced nor made. Of several extremes the values commute, but not the gradients.
+further right, a Partial is therefore neither reduced nor made. Of several extremes the values commute, but not the gradients:
+where one is recorded, they too reduce from the right.
 """
 
 from __future__ import annotations
@@ -69,13 +70,21 @@ class Move:
 
 
 def plan_moves(
-    source: Placements, target: Placements, mesh_shape: Sequence[int], shape: Sequence[int]
+    source: Placements,
+    target: Placements,
+    mesh_shape: Sequence[int],
+    shape: Sequence[int],
+    *,
+    is_recorded: bool = True,
 ) -> list[Move]:
-    """The steps from ``source`` to ``target`` (both resolved, no RaggedShard) for a tensor of this global shape."""
+    """The steps from ``source`` to ``target`` (both resolved, no RaggedShard) for a tensor of this global shape.
+
+    ``is_recorded``: whether a gradient is. See [Note: reductions that do not commute].
+    """
     start, goal = _without_idle(source, mesh_shape), _without_idle(target, mesh_shape)
     if start == goal:
         return []
-    search = _Search(goal, tuple(mesh_shape), len(shape), _dims_of((start, goal)))
+    search = _Search(goal, tuple(mesh_shape), len(shape), _dims_of((start, goal)), is_recorded)
     moves, cost = search.path(start)
     over_all = _exchange_cost(start, goal, mesh_shape, shape)
     if over_all is not None and cost[1] > 1 and over_all < cost[0] * max(math.prod(shape), 1) * (1 - 1e-9):
@@ -103,6 +112,7 @@ class _Search:
     ndim: int
     dims: tuple[int, ...]
     """Tensor dims that may be cut on the way."""
+    is_recorded: bool
 
     def path(self, start: Placements) -> tuple[list[Move], Cost]:
         count = itertools.count()
@@ -190,7 +200,7 @@ class _Search:
 
     def _is_next(self, at: Placements, i: int, kind: Partial) -> bool:
         """Ties of extremes share their gradient step by step, so that the order of the steps counts: the rightmost first."""
-        return kind.reduce_op not in ("max", "min") or kind not in at[i + 1 :]
+        return not self.is_recorded or kind.reduce_op not in ("max", "min") or kind not in at[i + 1 :]
 
 
 _LAUNCHES = frozenset({Step.ALL_GATHER, Step.ALL_TO_ALL, Step.REDUCE_SCATTER, Step.ALL_REDUCE})

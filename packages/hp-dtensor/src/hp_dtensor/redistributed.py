@@ -54,7 +54,9 @@ def redistributed(x: Any, mesh: Any, placements: Any, async_op: bool) -> Any:
         return Redistribution(moved) if async_op else moved()
     if target is spec:
         return Redistribution(lambda: x) if async_op else x
-    moves = moves_between(spec, target)
+    # What is started where nothing is recorded may end where something is.
+    is_recorded = get_platform().requires_grad(x._local) if async_op else records(x._local)
+    moves = moves_between(spec, target, is_recorded=is_recorded)
     if not async_op:
         return _finished(x, target, x._local, moves, None)
     local, done = x._local, 0
@@ -76,10 +78,15 @@ def _finished(x: Any, target: Spec, local: Tensor, moves: Sequence[Move], pendin
     for move in gathers:
         local, pending = run_move(local, spec, move, arrived=_arrived(pending)), None
     result = x._wrap(local, target)
-    platform = get_platform()
-    if gathers and platform.is_grad_enabled() and platform.requires_grad(local):
+    if gathers and records(local):
         result._marks = Marks(Gathered(before, local, spec, gathers))
     return result
+
+
+def records(local: Tensor) -> bool:
+    """Whether what is done with ``local`` now is recorded for a gradient."""
+    platform = get_platform()
+    return platform.is_grad_enabled() and platform.requires_grad(local)
 
 
 def _arrived(pending: Pending | None) -> Any:

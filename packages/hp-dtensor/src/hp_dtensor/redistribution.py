@@ -19,22 +19,26 @@ from hp_platform import ProcessGroup, get_platform, group_of
 Tensor = Any
 
 
-def moves_between(source: Spec, target: Spec) -> Sequence[Move]:
-    """The plan from one spec to another of the same mesh and shape; the same on all ranks, made once."""
-    key = ("moves", source, target)
+def moves_between(source: Spec, target: Spec, *, is_recorded: bool = True) -> Sequence[Move]:
+    """The plan from one spec to another of the same mesh and shape; the same on all ranks, made once.
+
+    ``is_recorded``: whether a gradient is recorded, which some plans move more for.
+    """
+    key = ("moves", source, target, is_recorded)
     found = source.plans.get(key)
     if found is None:
-        found = source.plans[key] = tuple(_planned(source, target))
+        found = source.plans[key] = tuple(_planned(source, target, is_recorded))
     return found
 
 
-def _planned(source: Spec, target: Spec) -> list[Move]:
+def _planned(source: Spec, target: Spec, is_recorded: bool) -> list[Move]:
     """Runs of cells have no cut in common with blocks: the way from and to them leads over the whole."""
     if source is target:
         return []
     first, last = ragged_dim(source.placements), ragged_dim(target.placements)
     if first is None and last is None:
-        return plan_moves(source.placements, target.placements, source.mesh.shape, source.shape)
+        ends = source.placements, target.placements
+        return plan_moves(*ends, source.mesh.shape, source.shape, is_recorded=is_recorded)
     whole = (REPLICATE,) * len(source.placements)
     if first is not None and first == last:
         step = Step.ALL_TO_ALL if source.mesh.shape[first] > 1 else Step.SLICE
@@ -49,7 +53,7 @@ def _planned(source: Spec, target: Spec) -> list[Move]:
         # A sum along the ragged mesh dim is scattered in runs.
         own = at[last]
         goal = (*whole[:last], own if own.is_partial() else REPLICATE, *whole[last + 1 :])
-    moves = [*moves, *plan_moves(at, goal, source.mesh.shape, source.shape)]
+    moves = [*moves, *plan_moves(at, goal, source.mesh.shape, source.shape, is_recorded=is_recorded)]
     if last is not None:
         step = Step.REDUCE_SCATTER if goal[last].is_partial() else Step.SLICE
         moves.append(_ragged_move(goal, target.placements, last, step))

@@ -14,6 +14,7 @@ from hp_dtensor.layout import Layout, mesh_and_placements
 from hp_dtensor.placements import REPLICATE, Placement, RaggedShard, Shard
 from hp_dtensor.planning import Move, Step
 from hp_dtensor.ragged import run_sizes
+from hp_dtensor.redistributed import records
 from hp_dtensor.redistribution import moves_between
 from hp_dtensor.spec import Spec, make_spec, shown
 from hp_platform import get_platform
@@ -90,7 +91,8 @@ def redistribute_plan(
         device_mesh, placements: as for ``redistribute``.
 
     Communication: none; any rank of the mesh may ask alone. Bytes are those of a ring: a rank sends ``(w - 1) / w`` of a
-    gathered or scattered tensor over w ranks, twice as much for an all-reduce; of uneven pieces the largest count.
+    gathered or scattered tensor over w ranks, twice as much for an all-reduce; of uneven pieces the largest count. Several
+    maxima or minima may cost less where no gradient is recorded; of a Layout one is.
     ValueError for arguments that do not fit.
     """
     platform = get_platform()
@@ -99,8 +101,10 @@ def redistribute_plan(
             raise ValueError("redistribute_plan of a Layout needs shape=, the global shape of the tensor")
         spec = make_spec(tensor.mesh, tensor, shape)
         itemsize = platform.itemsize(platform.dtype("float32" if dtype is None else dtype))
+        is_recorded = True
     else:
         spec, itemsize = tensor._spec, platform.itemsize(tensor._local.dtype)
+        is_recorded = records(tensor._local)
     mesh, wanted = mesh_and_placements(device_mesh, placements)
     mesh = spec.mesh if mesh is None or mesh == spec.mesh else mesh
     if mesh is not spec.mesh:
@@ -108,7 +112,8 @@ def redistribute_plan(
     target = make_spec(mesh, (REPLICATE,) * len(mesh.shape) if wanted is None else wanted, spec.shape)
     title = f"{shown(spec.placements)} -> {shown(target.placements)} of {spec.shape}, {itemsize} bytes per element"
     if mesh is spec.mesh:
-        steps = [_planned(spec, move, itemsize) for move in moves_between(spec, target)]
+        moves = moves_between(spec, target, is_recorded=is_recorded)
+        steps = [_planned(spec, move, itemsize) for move in moves]
         return RedistributionPlan(title, tuple(steps))
     between = make_spec(spec.mesh, blockwise(spec.placements), spec.shape)
     landing = make_spec(mesh, blockwise(target.placements), spec.shape)
