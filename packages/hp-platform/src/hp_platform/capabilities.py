@@ -22,6 +22,8 @@ CAPABILITIES: Final[dict[str, str]] = {
     "async_collectives": "collectives that run while the host goes on; without it each has ended when it returns",
     "reduce_float64": "all_reduce and reduce_scatter in float64; without it reduce in float32",
     "torch_checkpoint": "torch.distributed.checkpoint reads (by unpickling) and writes DTensors; without it use hp_dtensor.save",
+    "optimizer_state": "the framework's own optimizers keep param_groups and state by parameter; without it use one that does (any "
+    "object with both), or save what the optimizer has as a module, its own parameters",
     "function_modes": "the framework's functions are caught in a block, also on plain tensors; without it call hp_dtensor.random's own",
     "function_dispatch": "operations on a tensor subclass are caught at function level; without it call the functions of hp_dtensor",
 }

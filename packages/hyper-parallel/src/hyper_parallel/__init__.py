@@ -58,9 +58,12 @@ if TYPE_CHECKING:
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
+    from hp_fsdp import full_params as full_params
     from hp_fsdp import fully_shard as fully_shard
     from hp_fsdp import get_model_state_dict as get_model_state_dict
+    from hp_fsdp import get_optimizer_state_dict as get_optimizer_state_dict
     from hp_fsdp import set_model_state_dict as set_model_state_dict
+    from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -104,11 +107,13 @@ _WHERE = {
     "distribute_tensor": "hp_dtensor",
     "empty": "hp_dtensor",
     "full": "hp_dtensor",
+    "full_params": "hp_fsdp",
     "fully_shard": "hp_fsdp",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
     "get_group_local_rank": "hp_platform",
     "get_model_state_dict": "hp_fsdp",
+    "get_optimizer_state_dict": "hp_fsdp",
     "get_platform": "hp_platform",
     "get_process_group_ranks": "hp_platform",
     "init_device_mesh": "hp_platform",
@@ -131,6 +136,7 @@ _WHERE = {
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
+    "set_optimizer_state_dict": "hp_fsdp",
     "shard_module": "hp_dtensor",
     "show": "hp_dtensor",
     "split_group": "hp_platform",

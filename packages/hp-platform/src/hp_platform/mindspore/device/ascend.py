@@ -18,6 +18,7 @@ class AscendDevice(AcceleratorDevice):
             "coalesced",
             "version_counter",
             "torch_checkpoint",
+            "optimizer_state",
             "function_modes",
         }
     )

@@ -26,6 +26,7 @@ class CpuDevice(HostDevice):
             "memory_stats",
             "version_counter",
             "torch_checkpoint",
+            "optimizer_state",
             "function_modes",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }

@@ -19,6 +19,7 @@ class GpuDevice(AcceleratorDevice):
             "coalesced",
             "version_counter",
             "torch_checkpoint",
+            "optimizer_state",
             "function_modes",
         }
     )

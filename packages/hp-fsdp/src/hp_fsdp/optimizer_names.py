@@ -1,0 +1,75 @@
+"""An optimizer whose parameters have the names that they have in a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_fsdp.state import show_shards
+from hp_platform.platform import Platform, require
+
+PARAMS = "params"
+
+
+class NamedOptimizer:
+    """One optimizer, or several that share a model. ValueError for what is none, and for parameters that are not the model's."""
+
+    def __init__(self, platform: Platform, model: Any, optimizer: Any) -> None:
+        show_shards(platform, model)
+        optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for each in optimizers:
+            _check_optimizer(platform, each)
+        self.parameters: dict[str, Any] = dict(platform.named_parameters(model, remove_duplicate=False))
+        """By all names."""
+        self._names: dict[int, str] = {}
+        for name, parameter in self.parameters.items():
+            self._names.setdefault(id(parameter), name)
+        self.groups: list[tuple[Any, dict[str, Any]]] = [
+            (each, group) for each in optimizers for group in each.param_groups
+        ]
+        """The optimizers' groups one after the other, each with its optimizer."""
+        self.owners: dict[int, tuple[Any, dict[str, Any]]] = {}
+        """Of the id of a parameter: its optimizer and its group."""
+        for index, (owner, group) in enumerate(self.groups):
+            for place, parameter in enumerate(group[PARAMS]):
+                self._check_known(model, parameter, f"param_groups[{index}]['params'][{place}]")
+                self.owners[id(parameter)] = (owner, group)
+
+    def name_of(self, parameter: Any) -> str:
+        """The first of its names in the model."""
+        return self._names[id(parameter)]
+
+    def names(self) -> list[str]:
+        """Of all parameters that the optimizers have, in their order."""
+        return [self.name_of(parameter) for _, group in self.groups for parameter in group[PARAMS]]
+
+    def has(self, name: str) -> bool:
+        """Whether it is a name, any of a tied one's, of a parameter that the optimizers have."""
+        return name in self.parameters and id(self.parameters[name]) in self.owners
+
+    def _check_known(self, model: Any, parameter: Any, where: str) -> None:
+        if id(parameter) not in self._names:
+            raise ValueError(
+                f"{where} of the optimizer, of shape {tuple(parameter.shape)}, is no parameter of {type(model).__name__}: make "
+                "optimizers after fully_shard, from the parameters of this model, and read them outside of full_params"
+            )
+
+
+def check_flat(platform: Platform, where: str, value: Any) -> None:
+    """ValueError for tensors inside of lists and dicts: they are of no one parameter, and nobody can tell how they lie."""
+    if isinstance(value, (list, tuple, dict)):
+        inside = value.values() if isinstance(value, dict) else value
+        if any(platform.is_tensor(x) or isinstance(x, (list, tuple, dict)) for x in inside):
+            raise ValueError(
+                f"{where} of the optimizer is a {type(value).__name__} with tensors in it; what is kept are tensors and numbers by "
+                "parameter: of such an optimizer (LBFGS is one) keep the state apart, on the ranks where it is"
+            )
+
+
+def _check_optimizer(platform: Platform, optimizer: Any) -> None:
+    if hasattr(optimizer, "param_groups") and hasattr(optimizer, "state"):
+        return
+    if platform.is_module(optimizer):
+        require(platform, "optimizer_state", what=f"the state dict of {type(optimizer).__name__}")
+    raise ValueError(
+        f"an optimizer has param_groups and state, as those of torch.optim have; got {type(optimizer).__name__}"
+    )

@@ -1,0 +1,310 @@
+"""State of any optimizer with param_groups and state, by the names of parameters. torch's own stand in torch_only."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_dtensor import DTensor, Replicate, Shard, StridedShard, distribute_tensor
+from hp_fsdp import (
+    StateDictOptions,
+    fully_shard,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from hp_platform import get_platform, init_device_mesh
+from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fsdp_models import PROGRAMS, Maker, loss_of, make_mesh
+
+FULL = StateDictOptions(full_state_dict=True)
+FROM_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+class Momentum:
+    """``v = mu * v + grad; p = p - lr * v``, and a count of steps. The user's own: it works on pieces."""
+
+    def __init__(self, *groups: list[Any], lr: float = 0.1) -> None:
+        self.param_groups = [{"params": list(group), "lr": lr, "mu": 0.5} for group in groups]
+        self.state: dict[Any, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        platform = get_platform()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._step(platform, parameter, group)
+
+    def _step(self, platform: Any, parameter: Any, group: dict[str, Any]) -> None:
+        shard = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        gradient = platform.get_grad(shard)
+        if gradient is None:
+            return
+        entry = self.state.get(parameter)
+        if entry is None:
+            zeros = platform.zeros_like(platform.detach(shard))
+            if isinstance(parameter, DTensor):
+                zeros = DTensor.from_local(
+                    zeros, parameter.device_mesh, parameter.placements, shape=tuple(parameter.shape)
+                )
+            steps = platform.zeros((), "float32", platform.device_of(shard))
+            entry = self.state[parameter] = {"velocity": zeros, "step": steps, "calls": 0}
+        velocity = entry["velocity"]
+        velocity = velocity.to_local() if isinstance(velocity, DTensor) else velocity
+        platform.mul_(velocity, group["mu"])
+        platform.add_(velocity, gradient)
+        platform.add_(shard, velocity, alpha=-group["lr"])
+        platform.add_(entry["step"], 1)
+        entry["calls"] = entry["calls"] + 1
+        platform.set_grad(shard, None)
+
+
+def params(world: World, model: Any) -> list[Any]:
+    return [p for _, p in world.platform.named_parameters(model)]
+
+
+def trained(world: World, name: str, num_steps: int = 2, mesh: Any = None) -> tuple[Any, Momentum]:
+    program = PROGRAMS[name]
+    model = program.shard(program.build(Maker(world)), mesh or make_mesh(world))
+    optimizer = Momentum(params(world, model))
+    for step in range(num_steps):
+        train(world, name, model, optimizer, step)
+    return model, optimizer
+
+
+def train(world: World, name: str, model: Any, optimizer: Momentum, step: int) -> None:
+    inputs = PROGRAMS[name].inputs(Maker(world), world.rank, step)
+    world.platform.backward([loss_of(world.platform, model(inputs, rank=world.rank))])
+    optimizer.step()
+
+
+def weights(world: World, model: Any) -> list[Any]:
+    return [world.platform.detach(p.to_local()) for p in params(world, model)]
+
+
+def copy_weights(world: World, source: Any, target: Any) -> None:
+    for theirs, mine in zip(params(world, source), params(world, target), strict=True):
+        world.platform.copy_(mine.to_local(), world.platform.detach(theirs.to_local()))
+
+
+@pytest.mark.parametrize("name", ["tied", "branches", "scalars", "uneven", "frozen"])
+@distributed(world_size=(1, 3))
+def test_state_goes_out_and_in_and_training_goes_on_bit_by_bit(world: World, name: str) -> None:
+    platform = world.platform
+    model, optimizer = trained(world, name)
+    entries = len(optimizer.state)
+    with count_collectives() as counted:
+        shards = get_optimizer_state_dict(model, optimizer)
+    counted.assert_counts()
+    whole = get_optimizer_state_dict(model, optimizer, options=FULL)
+    assert len(optimizer.state) == entries
+    names = [n for n, p in platform.named_parameters(model) if p in optimizer.state]
+    assert list(shards["state"]) == list(whole["state"]) == names
+    for state in (shards, whole):
+        assert state["param_groups"] == [
+            {"params": [n for n, _ in platform.named_parameters(model)], "lr": 0.1, "mu": 0.5}
+        ]
+        for entry in state["state"].values():
+            assert list(entry) == ["velocity", "step", "calls"]
+            assert entry["calls"] == 2 and float(platform.to_numpy(entry["step"])) == 2
+            assert isinstance(entry["velocity"], DTensor) is (state is shards)
+    given = {
+        "whole": whole,
+        "whole, used": whole,
+        "rank 0": whole if world.rank == 0 else {},
+        "shards": shards,
+    }
+    again = []
+    for kind, state in given.items():
+        other, fresh = trained(world, name, num_steps=1 if kind == "whole, used" else 0)
+        fresh.param_groups[0]["lr"] = 5.0
+        options = FROM_0 if kind == "rank 0" else None
+        with count_collectives() as counted:
+            assert set_optimizer_state_dict(other, fresh, state, options=options) == ([], [])
+        if options and world.size > 1:
+            counted.assert_counts(broadcast=2 + 2 * len(names), all_gather=1)
+        else:
+            counted.assert_counts()
+        copy_weights(world, model, other)
+        again.append((other, fresh))
+    for step in (2, 3):
+        for each, its in ((model, optimizer), *again):
+            train(world, name, each, its, step)
+    for other, _ in again:
+        assert_parity(weights(world, other), weights(world, model), exact=True)
+
+
+LAYOUTS = [(StridedShard(0, 2), Shard(0)), (Shard(1), Shard(0)), (Replicate(), Shard(1))]
+
+
+@pytest.mark.parametrize("placements", LAYOUTS)
+@distributed(world_size=4, backends="torch")
+def test_state_lies_as_the_parameter_whatever_its_placements(world: World, placements: Any) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (2, 2))
+    for rows in (1, 2, 3, 5, 17):
+        maker = Maker(world)
+        module = maker.linear(rows, 3)
+        whole = {
+            "velocity": maker.parameter(rows, 3),
+            "step": maker.parameter(),
+            "row": maker.parameter(rows),
+        }
+        whole = {key: platform.detach(x) for key, x in whole.items()}
+        parameter = platform.parameter(distribute_tensor(platform.detach(module.weight), mesh, placements))
+        platform.set_parameter(module, "weight", parameter)
+        optimizer = Momentum([parameter])
+        given = {"state": {"weight": whole}, "param_groups": [{"params": ["weight"], "mu": 0.25}]}
+        set_optimizer_state_dict(module, optimizer, given)
+        entry = optimizer.state[parameter]
+        assert entry["velocity"].placements == parameter.placements
+        assert entry["row"].placements == (Replicate(), Replicate())
+        assert not isinstance(entry["step"], DTensor)
+        assert optimizer.param_groups[0] == {"params": [parameter], "lr": 0.1, "mu": 0.25}
+        found = get_optimizer_state_dict(module, optimizer, options=FULL)
+        assert_parity(found["state"]["weight"], whole, exact=True)
+
+
+@distributed(world_size=2)
+def test_groups_are_matched_by_names_and_several_optimizers_are_one(world: World) -> None:
+    model, optimizer = trained(world, "mlp")
+    ps = params(world, model)
+    optimizer.param_groups = [
+        {"params": ps[:3], "lr": 1.0, "fused": True},
+        {"params": ps[3:], "lr": 2.0, "initial_lr": 4.0},
+    ]
+    state = get_optimizer_state_dict(model, optimizer, options=FULL)
+    first, second = Momentum(ps[5:], ps[:3], lr=9.0), Momentum(ps[3:5], lr=9.0)
+    first.param_groups[1]["fused"] = False
+    assert set_optimizer_state_dict(model, [first, second], state) == ([], [])
+    assert [g["lr"] for g in first.param_groups + second.param_groups] == [2.0, 1.0, 2.0]
+    assert [g.get("initial_lr") for g in first.param_groups + second.param_groups] == [4.0, None, 4.0]
+    assert first.param_groups[1]["fused"] is False  # how it runs is not what it computes
+    assert set(first.state) == {*ps[5:], *ps[:3]} and set(second.state) == set(ps[3:5])
+    joined = get_optimizer_state_dict(model, [first, second], options=FULL)
+    assert_parity({n: joined["state"][n] for n in state["state"]}, state["state"], exact=True)
+
+
+@distributed(world_size=2)
+def test_what_has_no_state_in_the_dict_has_none_after_loading(world: World) -> None:
+    model, optimizer = trained(world, "mlp")
+    state = get_optimizer_state_dict(model, optimizer, options=FULL)
+    del state["state"]["head.bias"]
+    set_optimizer_state_dict(model, optimizer, state)
+    assert model.head.bias not in optimizer.state and model.head.weight in optimizer.state
+    options = StateDictOptions(True, True, ignore_frozen_params=True)
+    model.head.weight.requires_grad = False
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    if world.rank == 0:
+        assert "head.weight" not in state["state"] and "head.weight" not in state["param_groups"][0]["params"]
+        velocity = state["state"]["blocks.0.inner.weight"]["velocity"]
+        assert world.platform.device_of(velocity) == "cpu"
+    else:
+        assert state == {}
+    ignoring = StateDictOptions(True, ignore_frozen_params=True, broadcast_from_rank0=True)
+    assert set_optimizer_state_dict(model, optimizer, state, options=ignoring) == ([], [])
+    assert model.head.weight in optimizer.state
+
+
+@distributed(world_size=2)
+def test_wrong_calls_with_optimizers_are_refused_before_anything_is_written(world: World) -> None:
+    platform = world.platform
+    model, optimizer = trained(world, "mlp")
+    state = get_optimizer_state_dict(model, optimizer, options=FULL)
+    kept = get_optimizer_state_dict(model, optimizer, options=FULL)
+    ps = params(world, model)
+    stranger = Maker(world).parameter(2, 2)
+    nested = Momentum(ps)
+    nested.state[ps[0]] = {"directions": [platform.detach(ps[0].to_local())]}
+
+    def with_state(**entry: Any) -> dict[str, Any]:
+        return {**state, "state": {**state["state"], "head.bias": {**state["state"]["head.bias"], **entry}}}
+
+    groups = state["param_groups"]
+    halves = [
+        {**groups[0], "params": groups[0]["params"][:4]},
+        {**groups[0], "params": groups[0]["params"][4:]},
+    ]
+    wrong_shape = with_state(velocity=state["state"]["head.weight"]["velocity"])
+    numbered = {"state": {}, "param_groups": [{"params": [0, 1]}]}
+    unknown = [{**groups[0], "params": [*groups[0]["params"][1:], "more"]}]
+
+    def reading(wrong: Any) -> Any:
+        return lambda: get_optimizer_state_dict(model, wrong)
+
+    def loading(wrong: Any) -> Any:
+        return lambda: set_optimizer_state_dict(model, optimizer, wrong)
+
+    cases = [
+        (reading(3), ValueError, r"an optimizer has param_groups and state, .*; got int"),
+        (
+            reading(Momentum([stranger])),
+            ValueError,
+            r"param_groups\[0\]\['params'\]\[0\] of the optimizer, of shape \(2, 2\), is no parameter of HSDPModel: make "
+            r"optimizers after fully_shard",
+        ),
+        (
+            reading(nested),
+            ValueError,
+            r"blocks\.0\.inner\.weight/directions of the optimizer is a list with tensors",
+        ),
+        (loading({"state": {}}), ValueError, r"has 'state' and 'param_groups', .*; got \['state'\]"),
+        (loading([]), ValueError, r"has 'state' and 'param_groups', .*; got list"),
+        (loading(numbered), ValueError, r"has the parameter 0; parameters stand by their names here"),
+        (
+            loading({**state, "param_groups": halves}),
+            ValueError,
+            r"has parameters of the groups \[0, 1\] of the state",
+        ),
+        (
+            loading(wrong_shape),
+            ValueError,
+            r"'head\.bias/velocity' has shape \(3,\), .* has \(3, 4\), which is neither",
+        ),
+        (
+            loading({"state": {}, "param_groups": unknown}),
+            RuntimeError,
+            r"the optimizer of HSDPModel: missing blocks\.0\.inner\.weight; unexpected more; make the optimizer of",
+        ),
+        (
+            loading(with_state(more=[stranger])),
+            ValueError,
+            r"head\.bias/more of the optimizer is a list with tensors",
+        ),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
+    for given, error, message in (
+        (numbered, ValueError, "has the parameter 0"),
+        (wrong_shape, ValueError, r"'head\.bias/velocity' has shape"),
+    ):
+        told = (
+            (error, message) if world.rank == 0 or given is wrong_shape else (RuntimeError, "missing|rank 0")
+        )
+        with pytest.raises(told[0], match=told[1]):
+            set_optimizer_state_dict(model, optimizer, given if world.rank == 0 else {}, options=FROM_0)
+    loose = StateDictOptions(strict=False)
+    names = set_optimizer_state_dict(model, optimizer, {"state": {}, "param_groups": []}, options=loose)
+    assert names == ([n for n, _ in platform.named_parameters(model)], [])
+    found = get_optimizer_state_dict(model, optimizer, options=FULL)
+    assert_parity(found["state"], kept["state"], exact=True)
+    assert found["param_groups"] == kept["param_groups"]
+
+
+@distributed(world_size=1)
+def test_optimizers_that_keep_no_state_by_parameter_are_refused_with_a_way_out(world: World) -> None:
+    """A module is what such an optimizer is on MindSpore."""
+    model = fully_shard(Maker(world).linear(2, 2), make_mesh(world))
+    if world.platform.supports("optimizer_state"):
+        error, message = ValueError, "an optimizer has param_groups and state"
+    else:
+        error, message = (
+            NotImplementedError,
+            r"needs 'optimizer_state', which \w+ .* does not have: .* use one that does",
+        )
+    with pytest.raises(error, match=message):
+        get_optimizer_state_dict(model, Maker(world).linear(2, 2))
