@@ -244,6 +244,37 @@ def test_workers_start_once_and_serve_all_tests_of_their_size(run, pytester) -> 
         assert_gone(pids(pytester, f"a{size}"), 5)  # the inner session has ended
 
 
+def test_the_workers_have_left_when_the_session_is_over(run, pytester) -> None:
+    # pytest-xdist ends its processes from there on.
+    pytester.makeconftest(
+        """
+        import os
+        from pathlib import Path
+        import pytest
+
+        def is_alive(pid):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return False
+            return True
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_sessionfinish():
+            pids = [int(file.read_text()) for file in Path().glob("started.*")]
+            Path("alive").write_text(f"{sum(map(is_alive, pids))} of {len(pids)}")
+        """
+    )
+    run(
+        """
+        @distributed(2, backends="plain")
+        def test_starts(world):
+            note("started", world)
+        """
+    ).assert_outcomes(passed=1)
+    assert (pytester.path / "alive").read_text() == "0 of 2"
+
+
 def test_parameters_fixtures_classes_skips_and_expected_failures_work_as_in_any_test(run) -> None:
     result = run(
         """

@@ -31,11 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the workers."""
-    pools = config.stash.get(_POOLS, None)
-    if pools is not None:
-        pools.close()
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the workers. Not later: whoever runs this process beside others (pytest-xdist) ends it once its session is over."""
+    session.config.stash[_POOLS].close()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
