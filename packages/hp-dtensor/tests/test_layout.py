@@ -202,5 +202,6 @@ def test_a_layout_makes_its_mesh(world: World) -> None:
     layout = Layout((2, 2), ("dp", "tp"))
     assert layout.mesh is Layout((2, 2), ("dp", "tp")).mesh
     assert layout.rank_list == (0, 1, 2, 3)
+    assert layout.mesh is Layout((2, 2), ("dp", "tp"), range(4)).mesh
     assert (layout.mesh_shape, layout.alias_name, layout.ndim) == ((2, 2), ("dp", "tp"), None)
     assert layout() is layout()

@@ -151,7 +151,7 @@ CONSTRUCTION: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "rank_list a str",
         init("cpu", (2,), rank_list="01"),
         TypeError,
-        "rank_list must be a list or tuple of int, not str",
+        r"rank_list must be a sequence of int such as \[0, 1\] or range\(2\), not str",
     ),
     (
         "rank_list for virtual",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +42,23 @@ def test_lines_hold_the_other_coordinates(mesh: DeviceMesh) -> None:
     assert mesh["dp"].get_local_rank() == mesh.get_local_rank("dp") == mesh.get_local_rank(-2) == 1
 
 
+@pytest.mark.parametrize(
+    "given",
+    [range(4, 12, 2), [4, 6, 8, 10], (4, 6, 8, 10), array("q", [4, 6, 8, 10]), np.arange(4, 12, 2)],
+    ids=lambda given: type(given).__name__,
+)
+def test_ranks_are_given_as_any_sequence(given: Sequence[int]) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), rank_list=given, _rank=8)
+    assert mesh.rank_list == (4, 6, 8, 10) and all(type(rank) is int for rank in mesh.rank_list)
+    assert mesh.get_coordinate() == (1, 0)
+
+
+@pytest.mark.parametrize("given", [{0, 1}, {0: 1, 1: 0}, b"\0\1", iter([0, 1]), 2, np.int64(2)])
+def test_ranks_without_an_order_or_a_length_are_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"must be a sequence of int .*, not {type(given).__name__}"):
+        init_device_mesh("cpu", (2,), rank_list=given, _rank=0)
+
+
 def test_a_mesh_is_identified_by_shape_names_and_ranks(mesh: DeviceMesh) -> None:
     assert mesh.to_hash() == ((2, 3, 4), ("pp", "dp", "tp"), tuple(range(24)))
     assert mesh["dp"].to_hash() == ((3,), ("dp",), (13, 17, 21))
@@ -60,8 +80,8 @@ def test_the_rank_array_is_read_only_int32(mesh: DeviceMesh) -> None:
 
 def test_every_kind_of_array_of_ranks_is_read() -> None:
     wanted = DeviceMesh("cpu", [[0, 1], [2, 3]], _rank=0)
-    for array in (((0, 1), (2, 3)), np.arange(4).reshape(2, 2), [list(np.arange(2)), list(np.arange(2, 4))]):
-        assert DeviceMesh("cpu", array, _rank=0) == wanted
+    for ranks in (((0, 1), (2, 3)), np.arange(4).reshape(2, 2), [list(np.arange(2)), list(np.arange(2, 4))]):
+        assert DeviceMesh("cpu", ranks, _rank=0) == wanted
 
 
 def test_positions_in_the_group_follow_ascending_ranks() -> None:

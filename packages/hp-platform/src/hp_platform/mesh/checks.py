@@ -103,6 +103,16 @@ def ranks(given: Iterable[object], what: str) -> tuple[int, ...]:
     return found
 
 
+def rank_line(given: Any, what: str) -> tuple[int, ...]:
+    """:func:`ranks` of a sequence, or of a vector with ``tolist()``; TypeError for anything else (sets have no order)."""
+    found = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+        raise TypeError(
+            f"{what} must be a sequence of int such as [0, 1] or range(2), not {type(given).__name__}"
+        )
+    return ranks(found, what)
+
+
 def ranks_of_world(found: tuple[int, ...], world_size: int | None, what: str) -> None:
     """ValueError if a rank is not in the world; nothing is known to be wrong while the world's size is unknown."""
     if world_size is not None and max(found) >= world_size:

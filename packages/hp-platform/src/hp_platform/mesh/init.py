@@ -34,7 +34,7 @@ def init_device_mesh(
     While a default process group exists the same request gives the same object. No communication, and no process group is
     made before it is asked for: see :meth:`DeviceMesh.get_group`.
 
-    TypeError: ``mesh_shape`` no tuple of int, names no tuple of str, ``rank_list`` no list or tuple of int. ValueError: an
+    TypeError: ``mesh_shape`` no tuple of int, names no tuple of str, ``rank_list`` no sequence of int. ValueError: an
     unknown device type, an empty shape, a size below 1, another number of names than dims, a name empty or given twice,
     ``interleaved_parallel`` not last, a rank given twice, another number of ranks than the shape holds, or ranks that the
     world does not have. RuntimeError: nothing says which rank this process is.
@@ -45,9 +45,7 @@ def init_device_mesh(
     rank, world_size = place.find_place() if _rank is None else (checks.integer(_rank, "_rank"), None)
     num_ranks = checks.num_ranks(shape, names)
     if rank_list is not None:
-        if not isinstance(rank_list, (list, tuple)):
-            raise TypeError(f"rank_list must be a list or tuple of int, not {type(rank_list).__name__}")
-        ranks = checks.ranks(rank_list, "rank_list")
+        ranks = checks.rank_line(rank_list, "rank_list")
         if len(ranks) != num_ranks:
             raise ValueError(
                 f"rank_list has {len(ranks)} ranks, but mesh_shape {shape} holds {num_ranks}; give as many"
