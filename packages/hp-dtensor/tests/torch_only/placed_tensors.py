@@ -1,4 +1,4 @@
-"""Tensors of torch that every rank makes alike, and their DTensors over all ranks."""
+"""Tensors of torch that every rank makes alike, their DTensors over all ranks, and what the tests of these say alike."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import Any
 
 import torch
 
-from hp_dtensor import Placement, Shard, distribute_tensor
+from hp_dtensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from hp_platform import DeviceMesh, init_device_mesh
-from hp_platform.testing import World
+from hp_platform.testing import World, assert_parity
+
+TORCH = ("torch", "cuda")
+R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
+TOLERANCE = 1e-12
+"""Some products of some tens of numbers near 1, in float64."""
+
+
+def assert_equal(found: Any, expected: Any, name: str = "value") -> None:
+    """Within :data:`TOLERANCE`."""
+    assert_parity(found, expected, rtol=TOLERANCE, atol=TOLERANCE, name=name)
 
 
 def make_mesh(world: World) -> DeviceMesh:

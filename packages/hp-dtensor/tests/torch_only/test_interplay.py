@@ -13,16 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor
+from hp_dtensor import DTensor, distribute_tensor
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from placed_tensors import cut, make_mesh, whole_of
-
-TORCH = ("torch", "cuda")
-R, S0, S1 = Replicate(), Shard(0), Shard(1)
-# Some products of a handful of numbers near 1, in float64.
-TOLERANCE = 1e-12
+from placed_tensors import S0, S1, TOLERANCE, TORCH, R, cut, make_mesh, whole_of
 
 
 def _mlp(x: Any, up: Any, down: Any) -> Any:

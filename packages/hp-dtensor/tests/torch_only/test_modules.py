@@ -15,8 +15,6 @@ from hp_dtensor import (
     DTensor,
     Partial,
     Placement,
-    Replicate,
-    Shard,
     ShardingPlan,
     distribute_tensor,
     init_parameters,
@@ -25,12 +23,8 @@ from hp_dtensor import (
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from placed_tensors import make_mesh, whole_of
+from placed_tensors import S0, S1, TOLERANCE, TORCH, P, R, make_mesh, whole_of
 
-TORCH = ("torch", "cuda")
-R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
-# Some products of a handful of numbers near 1, in float64.
-TOLERANCE = 1e-12
 PLAN = {"0.weight": [S0], "0.bias": [S0], "2.weight": [S1], "2.bias": [R]}
 
 

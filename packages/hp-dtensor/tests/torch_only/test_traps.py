@@ -22,8 +22,6 @@ from torch import nn
 from hp_dtensor import (
     DTensor,
     Partial,
-    Replicate,
-    Shard,
     ShardingPlan,
     distribute_tensor,
     shard_module,
@@ -32,16 +30,7 @@ from hp_dtensor.spec import MOST_PLANS, remember
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from placed_tensors import cut, make_mesh, whole_of
-
-TORCH = ("torch", "cuda")
-R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
-# Some products of some tens of numbers near 1, in float64.
-TOLERANCE = 1e-12
-
-
-def _equal(found: Any, expected: Any, name: str = "value") -> None:
-    assert_parity(found, expected, rtol=TOLERANCE, atol=TOLERANCE, name=name)
+from placed_tensors import S0, S1, TOLERANCE, TORCH, P, R, assert_equal, cut, make_mesh, whole_of
 
 
 # -------------------------------------------------------------------------------------------------------------------- T1
@@ -64,7 +53,7 @@ def test_t1_a_foreign_function_keeps_the_gradient(world: World) -> None:
         y = Tripled.apply(x)
         assert isinstance(y, DTensor) and y.requires_grad
         (y * y).sum().backward()
-        _equal(x.grad, whole_of(world, 5, 3) * 18, str(at))
+        assert_equal(x.grad, whole_of(world, 5, 3) * 18, str(at))
 
 
 # -------------------------------------------------------------------------------------------------------------------- T2
@@ -143,9 +132,9 @@ def test_t2_whoever_asks_before_the_use_sees_the_whole_gradient_of_a_gathered_te
     at_h, at_x = _expected(world)
     for name, ask in BEFORE.items():
         x, h, loss = _gathered(world)
-        _equal(ask(h, loss), at_h, name)
+        assert_equal(ask(h, loss), at_h, name)
         if name != "edge":  # that goes no further
-            _equal(x.grad, at_x, name)
+            assert_equal(x.grad, at_x, name)
     # These ask after the use by nature; what is no gathered tensor any more has one face only.
     for name, later in (("autograd.grad", _by_grad), ("backward(inputs=)", _by_inputs)):
         x, h, loss = _gathered(world)
@@ -153,7 +142,7 @@ def test_t2_whoever_asks_before_the_use_sees_the_whole_gradient_of_a_gathered_te
             later(h, loss)
         h = h * 1
         assert h._marks is None
-        _equal(_by_grad(h, loss), at_h, name)
+        assert_equal(_by_grad(h, loss), at_h, name)
 
 
 @distributed(2, backends=TORCH)
@@ -203,11 +192,11 @@ def test_t3_a_mark_does_not_keep_memory_that_was_replaced(way: str, world: World
     new = whole_of(world, 3, 4) * 7
     REPLACE[way](w, distribute_tensor(new, make_mesh(world), [R]))
     y = F.linear(x, w)
-    _equal(y, F.linear(whole_of(world, 5, 4), new), way)
+    assert_equal(y, F.linear(whole_of(world, 5, 4), new), way)
     (y * y).sum().backward()
     plain = new.clone().requires_grad_()
     (F.linear(whole_of(world, 5, 4), plain) ** 2).sum().backward()
-    _equal(w.grad, plain.grad, way)
+    assert_equal(w.grad, plain.grad, way)
 
 
 # -------------------------------------------------------------------------------------------------------------------- T4
@@ -317,7 +306,7 @@ def test_t7_what_changes_nothing_is_the_same_tensor_and_shares_its_mark(world: W
             loss.backward()
         plain = whole_of(world, 5, 4).requires_grad_()
         (3 * F.linear(plain, whole_of(world, 6, 4)).square().sum()).backward()
-        _equal(x.grad, plain.grad)
+        assert_equal(x.grad, plain.grad)
         assert set(counted.counts) <= {"all_reduce"}
         return counted.counts["all_reduce"]
 
@@ -389,11 +378,11 @@ def test_t10_a_whole_plain_tensor_is_cut_by_copy_and_refused_elsewhere(world: Wo
         with count_collectives() as counted:
             x.copy_(whole_of(world, 5, 4))
         counted.assert_counts()
-        _equal(x, whole_of(world, 5, 4), str(at))
+        assert_equal(x, whole_of(world, 5, 4), str(at))
         module = nn.Linear(4, 5, bias=False, dtype=torch.float64, device=world.device)
         module.weight = nn.Parameter(x.clone().zero_())
         module.load_state_dict({"weight": whole_of(world, 5, 4)})
-        _equal(module.weight, whole_of(world, 5, 4), str(at))
+        assert_equal(module.weight, whole_of(world, 5, 4), str(at))
     with pytest.raises(ValueError, match="plain tensor"):
         whole_of(world, 5, 4).copy_(x)
     with pytest.raises(ValueError, match="plain tensor"):
@@ -435,12 +424,12 @@ def test_t12_inference_tensors_without_a_version_are_used(world: World) -> None:
             for _ in range(2):
                 y = F.linear(cut(world, 5, 4), weight)
                 assert y.is_inference() and not y.requires_grad
-                _equal(y, expected)
+                assert_equal(y, expected)
         held = cut(world, 3, 4, at=R)
-    _equal(F.linear(x, held), expected)  # outside again
+    assert_equal(F.linear(x, held), expected)  # outside again
     y = F.linear(x, w)
     y.sum().backward()
-    _equal(w.grad, whole_of(world, 5, 4).sum(0).expand(3, 4))
+    assert_equal(w.grad, whole_of(world, 5, 4).sum(0).expand(3, 4))
 
 
 # ------------------------------------------------------------------------------------------------------------------- T13

@@ -80,18 +80,8 @@ def _batch_norm(
 
 
 @spelling("batch_norm", "BatchNorm")
-def _batch_norm_of_object(
-    operation: Operation,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
-    training: bool,
-    eps: float,
-    momentum: float = 0.1,
-    *_: Any,
-) -> Any:
+def _batch_norm_of_object(operation: Operation, x: Any, *given: Any) -> Any:
+    weight, bias, mean, var, training, eps, momentum = (*given, 0.1)[:7]
     y = operation.follow(
         "batch_norm", composed.batch_norm, x, mean, var, weight, bias, training, momentum, eps
     )
