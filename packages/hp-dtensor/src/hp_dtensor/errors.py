@@ -11,7 +11,13 @@ from hp_platform import get_platform
 
 
 def name_of(function: Any) -> str:
-    """The name of a framework's function, for messages."""
+    """The name of a framework's function, for messages: as users write it."""
+    name = getattr(function, "__name__", None)
+    if issubclass(get_platform().Tensor, getattr(function, "__objclass__", ())):
+        # A class below the one that users know defines it.
+        return f"{get_platform().Tensor.__name__}.{name}"
+    if getattr(function, "__qualname__", "").startswith("_") and getattr(function, "__module__", None):
+        return f"{function.__module__}.{name}"
     names = (getattr(function, attribute, None) for attribute in ("__qualname__", "__name__", "name"))
     return next((name for name in names if isinstance(name, str)), str(function))
 

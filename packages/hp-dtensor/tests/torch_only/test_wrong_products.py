@@ -110,3 +110,21 @@ def test_attention_in_one_function_runs_its_python_body(world: World) -> None:
     found.square().sum().backward()
     for name, parameter in plain.named_parameters():
         assert_parity(sharded.get_parameter(name).grad, parameter.grad, atol=1e-12, name=name)
+
+
+NAMED: dict[str, Callable[[Any], Any]] = {
+    "Tensor.__matmul__": lambda x: x @ x,
+    "Tensor.view": lambda x: x.view(7),
+    "Tensor.split": lambda x: x.split([9]),
+    "torch.mm": lambda x: torch.mm(x, x),
+    "torch.stack": lambda x: torch.stack([x, x[0]]),
+    "layer_norm": lambda x: F.layer_norm(x, (9,)),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@distributed(2, backends="torch")
+def test_an_error_names_the_operation_as_users_write_it(name: str, world: World) -> None:
+    x = distribute_tensor(torch.ones(2, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+    with pytest.raises(ValueError, match=f"^{name} of "):
+        NAMED[name](x)
