@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from hp_dtensor.errors import name_of, shown_specs
 from hp_dtensor.marks import mark, marked
 from hp_dtensor.no_elements import meeting, without_elements
-from hp_dtensor.placements import Partial, RaggedShard
+from hp_dtensor.placements import Partial, Placement, RaggedShard
 from hp_dtensor.planning import Move
 from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.rules.registry import Outcome, Rule
@@ -20,6 +20,9 @@ from hp_platform import get_platform
 Tensor = Any
 Place: TypeAlias = "int | tuple[int, int]"
 """Of an argument: its position, or the position of its list and its place in it."""
+
+
+Checks: TypeAlias = "tuple[tuple[int, Callable[[Tensor], Any]], ...]"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Plan:
     moves: tuple[InputMove, ...]
     marks: tuple[tuple[Place, tuple[int, ...]], ...]
     """Arguments and the mesh dims along which the operation differs."""
+    checks: Checks
+    """See :attr:`Outcome.checks`; of tensors that are whole before the moves, on all ranks alike."""
+    checks_of_empty: Checks
+    """The same, behind the moves, where this rank's result has no elements: of nothing kernels look at no values."""
     replaced: tuple[tuple[int, Any], ...]
     run: Callable[..., Tensor] | None
     prepare: Callable[[list[Any]], list[Any]] | None
@@ -171,23 +178,32 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any, *, meets: boo
             marks.append((place, differs))
     replaced = tuple(outcome.replaced.items())
     run, prepare, around = outcome.run, outcome.prepare, outcome.around
-    is_empty = output is not None and 0 in output.local_shape and not outcome.meets_others
+    is_empty = output is not None and 0 in output.local_shape
+    is_empty_here = is_empty and output is not None and 0 not in output.shape
+    checks = tuple(
+        (place, look)
+        for place, spec, wanted in flat
+        if isinstance(place, int) and (look := outcome.checks.get(place)) is not None
+        if any(map(_is_cut_from_whole, spec.placements, wanted))
+    )
+    checks_of_empty = tuple(outcome.checks.items()) if is_empty_here and not checks else ()
+    is_empty = is_empty and not outcome.meets_others
     if meets is None:
         meets = (
             bool(results)
             and get_platform().supports("double_backward")
             and any(map(_is_empty_somewhere, pieces))
         )
-    changed = is_empty or meets or moves or marks or replaced or run or prepare or around
-    is_simple = output is not None and not changed
-    is_direct = (
-        output is not None and run is not None and not (is_empty or meets or moves or marks or replaced)
-    )
+    moved = is_empty or meets or moves or marks or replaced
+    is_simple = output is not None and not (moved or run or prepare or around)
+    is_direct = output is not None and run is not None and not moved
     return Plan(
         output,
         outputs,
         tuple(moves),
         tuple(marks),
+        checks,
+        checks_of_empty,
         replaced,
         run,
         prepare,
@@ -210,6 +226,10 @@ def _is_empty_somewhere(spec: Spec) -> bool:
         return 0 in ragged.local_units
     last = tuple(n - 1 for n in spec.mesh.shape)
     return 0 in local_block(spec.shape, spec.placements, spec.mesh.shape, last)[0]
+
+
+def _is_cut_from_whole(old: Placement, new: Placement) -> bool:
+    return old.is_replicate() and not new.is_replicate()
 
 
 def _of_truths(output: Spec | None) -> Spec | None:
@@ -239,6 +259,8 @@ def run_plan(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """On the local tensors ``local`` of ``args``; the list is changed."""
+    for position, look in plan.checks:
+        look(local[position])
     done: list[tuple[InputMove, Tensor]] = []
     for move in plan.moves:
         # x * x moves x once.
@@ -257,6 +279,8 @@ def run_plan(
         _put(local, place, marked(_at(args, place), dims))
     for position, value in plan.replaced:
         local[position] = value
+    for position, look in plan.checks_of_empty:
+        look(local[position])
     return plan.call(function, local, kwargs)
 
 

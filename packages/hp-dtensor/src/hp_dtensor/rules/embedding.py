@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Shard
 from hp_dtensor.rules.choice import Way
 from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled, numbered
-from hp_dtensor.rules.lookup import is_cut, own_block, own_numbers, zero_elsewhere
+from hp_dtensor.rules.lookup import is_cut, own_block, own_numbers, with_an_element, zero_elsewhere
+from hp_dtensor.rules.refusals import checked
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
-from hp_platform import get_platform
 
 Tensor = Any
 
@@ -51,7 +50,7 @@ def embedding(
     """Rows of ``weight (num, dim)`` at ``ids``; the result of cut ids, or of a weight with cut columns, is cut likewise.
 
     Of a weight with cut rows every rank looks up its own: a summand. An id that is no row is refused by the ranks that have the
-    id, and the row where it would lie; the others go on, to wait for them at the next collective.
+    id: of whole ids by all; of cut ids the others go on, to wait for these at the next collective.
     """
     if not (isinstance(ids, Spec) and isinstance(weight, Spec)):
         raise ValueError("embedding needs tensors for ids and weight")
@@ -68,6 +67,7 @@ def embedding(
         [Labelled((*names, "dim"), (*ids.shape, weight.shape[1]))],
         more_ways=[] if scale_grad_by_freq else [Way((REPLICATE, Shard(0)), PARTIAL)],
     )
+    found = checked(found, {0: rows})
     return _of_own_rows(weight, found) if is_cut(found, 1, 0) else found
 
 
@@ -77,15 +77,11 @@ def _of_own_rows(weight: Spec, found: Outcome) -> Outcome:
 
     def around(kernel: Any) -> Any:
         def run(ids: Tensor, local: Tensor, padding_idx: Any = None, *rest: Any) -> Tensor:
-            platform = get_platform()
-            if size == 0:
-                shape = (*ids.shape, local.shape[1])
-                return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
             mine, own = own_numbers(ids, offset, size, rows)
             padding = None if padding_idx is None else padding_idx % rows - offset
             if padding is not None and not 0 <= padding < size:
                 padding = None
-            return zero_elsewhere(kernel(own, local, padding, *rest), mine, 0)
+            return zero_elsewhere(kernel(own, with_an_element(local, 0), padding, *rest), mine, 0)
 
         return run
 
@@ -102,9 +98,9 @@ def rows_of(
     """embedding with the weight first, and -1 for no padding."""
     padding = None if padding_idx < 0 else padding_idx
     found = embedding(ids, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
-    inputs = (found.inputs[1], found.inputs[0])
+    found = replace(found, inputs=(found.inputs[1], found.inputs[0]), checks={1: found.checks[0]})
     if found.around is None:
-        return replace(found, inputs=inputs)
+        return found
     outer = found.around
 
     def around(kernel: Any) -> Any:
@@ -114,4 +110,4 @@ def rows_of(
         run = outer(in_other_order)
         return lambda local, ids, _=-1, *rest: run(ids, local, padding, *rest)
 
-    return replace(found, inputs=inputs, around=around)
+    return replace(found, around=around)

@@ -8,12 +8,14 @@ ranks must agree on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
 from hp_dtensor.rules.choice import Way
 from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
 from hp_dtensor.rules.lookup import looked_up
+from hp_dtensor.rules.refusals import checked
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.rules.slices import Part, Parts
 from hp_dtensor.rules.subscript import Subscript, Template, common_shape, normalised, parsed
@@ -87,16 +89,13 @@ def _of_indices(x: Spec, found: Subscript, tensors: Sequence[Spec]) -> Outcome:
     ways = [Way((Shard(next(iter(indexed))), REPLICATE), PARTIAL)] if single else []
     result = Labelled(tuple(label for label, _ in pairs), tuple(n for _, n in pairs))
     outcome = labelled(operands, [result], more_ways=ways)
+    sizes = {i + 2: x.shape[d] for i, d in enumerate(found.indexed)}
+    outcome = checked(outcome, sizes, from_end=True)
     kept = outcome.inputs[0]
     if single and any(p.is_shard(next(iter(indexed))) for p in kept):
         return _looked_up(x, found, outcome)
     taken = Parts(make_spec(x.mesh, kept, x.shape), found.parts, found.dropped)
-    return Outcome(
-        outcome.inputs,
-        outcome.output,
-        outcome.shape,
-        run=lambda local, _, *at: _read(taken, found, local, at),
-    )
+    return replace(outcome, run=lambda local, _, *at: _read(taken, found, local, at))
 
 
 def _read(taken: Parts, found: Subscript, local: Tensor, tensors: Sequence[Tensor]) -> Tensor:
@@ -124,4 +123,4 @@ def _looked_up(x: Spec, found: Subscript, outcome: Outcome) -> Outcome:
         ]
         return _with_new_dims(y, order)
 
-    return Outcome(outcome.inputs, outcome.output, outcome.shape, run=run)
+    return replace(outcome, run=run)

@@ -15,6 +15,7 @@ from hp_dtensor.rules.choice import Way
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
 from hp_dtensor.rules.reduction import dims_of
+from hp_dtensor.rules.refusals import checked, is_beyond
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -23,31 +24,31 @@ Tensor = Any
 
 
 def own_numbers(at: Tensor, offset: int, size: int, n: int) -> tuple[Tensor, Tensor]:
-    """Which of the numbers are this rank's, and where they point in its piece; the others point to its first element.
+    """Which of the numbers are this rank's, and where they point in its piece; others' point to its first element.
 
-    Numbers that no rank has count as those of the first and of the last one that has any, whose kernels then refuse them:
-    also kernels that count negative numbers from the end of what they are given, here of a piece.
+    Numbers that no rank has point behind every piece: each rank's kernel refuses them, and no rank waits for another one.
+    Negative ones do so, too, since some kernels count these from the end of what they are given, here of a piece.
     """
-    lowest, above = at >= offset, at < offset + size
-    mine = lowest & above
-    if offset == 0:
-        mine = above
-    if offset + size == n:
-        mine = lowest if offset else lowest | above
     platform = get_platform()
-    own = at - offset if offset else platform.where(lowest, at, at - size)
-    return mine, platform.where(mine, own, platform.zeros_like(at))
+    mine = (at >= offset) & (at < offset + size)
+    behind = platform.cast(is_beyond(at, n), at.dtype) * max(size, 1)
+    return mine, platform.where(mine, at - offset, behind)
+
+
+def with_an_element(local: Tensor, dim: int) -> Tensor:
+    """The piece itself; for one without elements along ``dim`` one zero, so that kernels see the numbers on every rank."""
+    if local.shape[dim]:
+        return local
+    platform = get_platform()
+    shape = (*local.shape[:dim], 1, *local.shape[dim + 1 :])
+    return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
 
 
 def looked_up(local: Tensor, dim: int, at: Tensor, offset: int, size: int, n: int) -> Tensor:
     """``local[:, ..., at]`` along ``dim``, zeros where ``at`` points into others' pieces."""
-    platform = get_platform()
-    if size == 0:
-        shape = (*local.shape[:dim], *at.shape, *local.shape[dim + 1 :])
-        return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
     mine, own = own_numbers(at, offset, size, n)
     index = (*(slice(None),) * dim, own)
-    return zero_elsewhere(local[index], mine, dim)
+    return zero_elsewhere(with_an_element(local, dim)[index], mine, dim)
 
 
 def zero_elsewhere(y: Tensor, mine: Tensor, dim: int) -> Tensor:
@@ -96,6 +97,7 @@ def index_select(x: Any, dim: int, index: Any) -> Outcome:
         [result],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
     )
+    found = checked(found, {2: x.shape[at]})
     if not is_cut(found, 0, at):
         return found
     offset, size = own_block(x, found, 0, at)
@@ -124,6 +126,7 @@ def slices_at(x: Any, indices: Any, dim: int = 0, batch_dims: int = 0) -> Outcom
         [result],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
     )
+    found = checked(found, {1: x.shape[at]})
     if not is_cut(found, 0, at):
         return found
     offset, size = own_block(x, found, 0, at)
@@ -159,18 +162,18 @@ def _gathered(x: Spec, at: int, index: Spec) -> Outcome:
         [Labelled(of_index, index.shape)],
         more_ways=[Way((Shard(at), REPLICATE), PARTIAL)] if x.shape else (),
     )
-    if not x.shape or not is_cut(found, 0, at):
+    if not x.shape:
+        return found
+    found = checked(found, {2: x.shape[at]})
+    if not is_cut(found, 0, at):
         return found
     offset, size = own_block(x, found, 0, at)
 
     def around(kernel: Any) -> Any:
         def run(local: Tensor, dim: int, numbers: Tensor, **kwargs: Any) -> Tensor:
             platform = get_platform()
-            if size == 0:
-                shape = tuple(numbers.shape)
-                return zeros_from(platform.zeros(shape, local.dtype, platform.device_of(local)), [local])
             mine, own = own_numbers(numbers, offset, size, x.shape[at])
-            y = kernel(local, dim, own)
+            y = kernel(with_an_element(local, at), dim, own)
             return platform.where(mine, y, platform.zeros_like(y))
 
         return run
@@ -196,9 +199,10 @@ def take_along_dim(x: Any, indices: Any, dim: Any = None) -> Outcome:
     names = numbered("dim", len(shape))
     labels = tuple("" if i == at else name for i, name in enumerate(aligned(x.shape, shape, names)))
     of_index = aligned(indices.shape, shape, names)
-    return labelled(
+    found = labelled(
         [Operand(0, x, labels), Operand(1, indices, of_index, Role.PLAIN)], [Labelled(names, shape)]
     )
+    return checked(found, {1: x.shape[at]}, from_end=True)
 
 
 def _anywhere(x: Spec, index: Spec, shape: tuple[int, ...], labels: tuple[str, ...]) -> Outcome:

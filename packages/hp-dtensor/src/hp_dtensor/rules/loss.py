@@ -17,7 +17,7 @@ from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.elementwise import broadcast_shape, factor_of_one, pointwise
 from hp_dtensor.rules.reduction import widened
-from hp_dtensor.rules.refusals import refused_by_all
+from hp_dtensor.rules.refusals import refuse_beyond, refused_by_all
 from hp_dtensor.rules.registry import REQUIRED, Normalise, Outcome, Placements, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -241,9 +241,16 @@ def _class_loss(name: str, params: Sequence[tuple[str, Any]], *, may_be_probabil
             size = x.shape[found.class_dim]
             return refused_by_all(run, ask, names, size, reduction != "none") if weighted else run
 
-        if reduction == "none":
-            return Outcome(inputs, each, found.shape, around=around, meets_others=weight is not None)
-        return Outcome(inputs, _sums(each), (), around=around)
+        def look(targets: Tensor) -> None:
+            platform: Any = get_platform()
+            counted = platform.where(targets == ignored, platform.zeros_like(targets), targets)
+            refuse_beyond(counted, x.shape[found.class_dim])
+
+        ignored = given["ignore_index"]
+        checks = {} if found.is_probabilities else {1: look}
+        output, shape = (each, found.shape) if reduction == "none" else (_sums(each), ())
+        meets = reduction == "none" and weight is not None
+        return Outcome(inputs, output, shape, around=around, checks=checks, meets_others=meets)
 
     plan.__doc__ = f"""``{name}(input (n, classes, ...), target, ...)``. Cut classes are joined, cuts of the batch stay.
     Weights, probabilities and the scores of nll_loss may be sums.

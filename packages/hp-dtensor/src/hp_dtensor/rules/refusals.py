@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hp_dtensor.no_elements import without_elements
@@ -12,6 +13,30 @@ from hp_platform import get_platform
 
 Tensor = Any
 Run = Callable[..., Any]
+
+
+def is_beyond(at: Tensor, n: int) -> Tensor:
+    """Where numbers name none of ``n`` elements."""
+    return (at < 0) | (at >= n)
+
+
+def refuse_beyond(at: Tensor, n: int, *, from_end: bool = False) -> None:
+    """Let the framework's own kernels refuse numbers that name none of ``n`` elements: the host does not wait for them.
+
+    ``from_end``: whether negative numbers count from the end, as in a subscript; else as gather has it.
+    """
+    platform: Any = get_platform()
+    row = platform.zeros((1,), "float32", platform.device_of(at)).expand((n,))
+    if from_end:
+        row[at]
+    else:
+        row.gather(0, platform.cast(platform.reshape(at, (-1,)), "int64"))
+
+
+def checked(outcome: Outcome, sizes: Mapping[int, int], *, from_end: bool = False) -> Outcome:
+    """The outcome of an operation whose tensors at these positions number so many elements each."""
+    looks = {i: partial(refuse_beyond, n=n, from_end=from_end) for i, n in sizes.items()}
+    return replace(outcome, checks=looks)
 
 
 def refused_by_all(run: Run, call: Run, names: Sequence[str], size: int, is_reduced: bool) -> Run:

@@ -74,6 +74,12 @@ class Outcome:
     is_sized_by_values: bool = False
     """Whether only the values say how large the results are (then ``output`` is None): inputs and results are Replicate."""
 
+    checks: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
+    """Of tensors whose values may be refused, by position: what does so, where the operation itself would not see them all.
+
+    That is where a whole one is cut (then every rank looks at it before), and where the result has no elements. The value that
+    is returned does not count.
+    """
     meets_others: bool = False
     """Whether ``run`` communicates on the way to a result that is cut, so that a rank without elements must run it, too."""
 

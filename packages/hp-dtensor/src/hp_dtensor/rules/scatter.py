@@ -12,6 +12,7 @@ from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled
 from hp_dtensor.rules.lookup import check_index
 from hp_dtensor.rules.reduction import dims_of
+from hp_dtensor.rules.refusals import checked
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 
@@ -46,7 +47,8 @@ def _scattered(
     operands = [Operand(0, x, labels, of_x), Operand(2, index, of_source, Role.PLAIN)]
     if isinstance(source, Spec):
         operands.append(Operand(3, source, of_source, of_values))
-    return labelled(operands, [Labelled(labels, x.shape)])
+    found = labelled(operands, [Labelled(labels, x.shape)])
+    return checked(found, {2: x.shape[at]}) if x.shape else found
 
 
 def _roles(is_linear: bool) -> tuple[Role, Role]:
@@ -89,9 +91,19 @@ def scatter_reduce(
 
 
 def _along_vector(
-    x: Spec, dim: Any, index: Any, source: Any, *, adds: bool = False, is_linear: bool = False
+    x: Spec,
+    dim: Any,
+    index: Any,
+    source: Any,
+    *,
+    adds: bool = False,
+    is_linear: bool = False,
+    from_end: bool = False,
 ) -> Outcome:
-    """The slices of the target that a vector of numbers names. ``adds`` and ``is_linear`` as in :func:`_scattered`."""
+    """The slices of the target that a vector of numbers names. ``adds`` and ``is_linear`` as in :func:`_scattered`.
+
+    ``from_end``: whether negative numbers count from the end.
+    """
     check_index(index)
     (at,) = dims_of(dim, len(x.shape))
     if len(index.shape) > 1:
@@ -110,7 +122,8 @@ def _along_vector(
             of_source = (*labels[:at], *labels[at + 1 :]) if source.shape else ()
             operands[1] = Operand(2, index, ("",) * len(index.shape), Role.PLAIN)
         operands.append(Operand(3, source, of_source, of_values))
-    return labelled(operands, [Labelled(labels, x.shape)])
+    found = labelled(operands, [Labelled(labels, x.shape)])
+    return checked(found, {2: x.shape[at]}, from_end=from_end) if x.shape else found
 
 
 @rule("index_add", params=("input", "dim", "index", "source"))
@@ -138,7 +151,7 @@ def index_fill(x: Any, dim: int, index: Any, value: Any) -> Outcome:
     """Slices filled with one value. Linear in target and value, if that is a tensor: a number would be filled in by every rank."""
     if isinstance(value, Spec) and value.shape:
         raise ValueError(f"value must be a number or a 0-d tensor, got shape {value.shape}")
-    return _along_vector(x, dim, index, value, is_linear=isinstance(value, Spec))
+    return _along_vector(x, dim, index, value, is_linear=isinstance(value, Spec), from_end=True)
 
 
 def _tensor(source: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor.placements import REPLICATE, Partial
+from hp_dtensor.rules.refusals import checked
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.rules.subscript import Template, entry_kind, normalised, parsed
 from hp_dtensor.rules.writes import Write
@@ -27,8 +28,10 @@ def setitem(x: Any, template: Template, value: Any, *tensors: Any) -> Outcome:
 
     def around(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def run(local: Tensor, _: Any, given: Any, *at: Tensor) -> Any:
+            platform: Any = get_platform()
             index, values = write.of_rank(local, given, at)
-            if 0 in local.shape and not _has_gradient(values):
+            names_places = any(platform.is_tensor(i) and 0 not in i.shape for i in index)
+            if 0 in local.shape and not (names_places or _has_gradient(values)):
                 return local
             return kernel(local, tuple(index), values)
 
@@ -70,7 +73,10 @@ def index_put(x: Any, template: Template, values: Any, accumulate: bool, *tensor
         return run
 
     inputs = (target.placements, None, write.value_lies, None, *write.tensors_lie)
-    return Outcome(inputs, target.placements, x.shape, around=around)
+    outcome = Outcome(inputs, target.placements, x.shape, around=around)
+    if write.found.has_masks:
+        return outcome
+    return checked(outcome, {i + 4: x.shape[d] for i, d in enumerate(write.found.indexed)}, from_end=True)
 
 
 def _has_gradient(value: Any) -> bool:

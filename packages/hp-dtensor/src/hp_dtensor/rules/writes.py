@@ -11,6 +11,7 @@ from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import REPLICATE, Partial, Placement, Shard
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.lookup import own_numbers
+from hp_dtensor.rules.refusals import is_beyond, refuse_beyond
 from hp_dtensor.rules.registry import Placements
 from hp_dtensor.rules.slices import Part
 from hp_dtensor.rules.subscript import INDEX, MASK, Subscript
@@ -143,6 +144,10 @@ class Write:
         shares = [
             part.within(o, n) for part, o, n in zip(found.parts, x.local_offset, x.local_shape, strict=True)
         ]
+        if any(n == 0 for _, n in shares) and not found.has_masks:
+            # Of nothing kernels look at no numbers.
+            for dim, t in zip(found.indexed, tensors, strict=True):
+                refuse_beyond(t, x.shape[dim], from_end=True)
         if any(shares[d][1] == 0 for d in found.dropped):
             return [slice(0, 0)], _nothing_of(value, len(x.shape)) if has_value else value
         if has_value and not (self.by_mask and self.is_single):
@@ -201,14 +206,15 @@ class Write:
         common = broadcast_shape([tuple(t.shape) for t in flat])
         places = platform.arange(0, math.prod(common), device=platform.device_of(flat[0]))
         spread = [platform.reshape(t, (-1,))[_positions(tuple(t.shape), common, places)] for t in flat]
-        mine = places >= 0
+        mine, beyond = places >= 0, places < 0
         own = []
         for dim, t in zip(dims, spread, strict=True):
             n, offset, size = self.spec.shape[dim], self.spec.local_offset[dim], self.spec.local_shape[dim]
             t = platform.where(t < 0, t + n, t)
-            here, inner = own_numbers(t, offset, size, n) if size else (t != t, t)
-            mine = mine & here
+            here, inner = own_numbers(t, offset, size, n)
+            mine, beyond = mine & here, beyond | is_beyond(t, n)
             own.append(inner)
+        mine = mine | beyond  # which the kernels of all ranks then refuse
         kept = places[mine]
         own = [t[mine] for t in own]
         split, i = [], 0
