@@ -7,6 +7,7 @@ sharding state on its root module. Two models in one process never meet.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,8 @@ class ProcessState:
     """Numbers the random operations that are given no stream of their own."""
     writing: Any = None
     """The checkpoint that a thread writes in the background, or wrote last (a ``concurrent.futures.Future``). The next save waits for it."""
+    sharded_roots: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    """What the outermost sharded modules keep of their steps: asked by those who wait for all gradients of the process."""
 
 
 state = ProcessState()

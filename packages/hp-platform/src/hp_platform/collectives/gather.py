@@ -34,6 +34,10 @@ def all_gather(
 def all_gather(
     x: Tensor, group: ProcessGroup | None = None, *, out: Tensor | None = None, async_op: Literal[True]
 ) -> Work[Tensor]: ...
+@overload
+def all_gather(
+    x: Tensor, group: ProcessGroup | None = None, *, out: Tensor | None = None, async_op: bool = False
+) -> Tensor | Work[Tensor]: ...
 def all_gather(
     x: Tensor, group: ProcessGroup | None = None, *, out: Tensor | None = None, async_op: bool = False
 ) -> Tensor | Work[Tensor]:

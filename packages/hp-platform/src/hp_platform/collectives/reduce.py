@@ -58,6 +58,15 @@ def all_reduce(
     out: Tensor | None = None,
     async_op: Literal[True],
 ) -> Work[Tensor]: ...
+@overload
+def all_reduce(
+    x: Tensor,
+    group: ProcessGroup | None = None,
+    op: str = "sum",
+    *,
+    out: Tensor | None = None,
+    async_op: bool = False,
+) -> Tensor | Work[Tensor]: ...
 def all_reduce(
     x: Tensor,
     group: ProcessGroup | None = None,
@@ -129,6 +138,15 @@ def reduce_scatter(
     out: Tensor | None = None,
     async_op: Literal[True],
 ) -> Work[Tensor]: ...
+@overload
+def reduce_scatter(
+    x: Tensor,
+    group: ProcessGroup | None = None,
+    op: str = "sum",
+    *,
+    out: Tensor | None = None,
+    async_op: bool = False,
+) -> Tensor | Work[Tensor]: ...
 def reduce_scatter(
     x: Tensor,
     group: ProcessGroup | None = None,
