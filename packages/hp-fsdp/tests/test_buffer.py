@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hp_fsdp.arrangement import can_share
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import plan_rows
 from hp_fsdp.parameter import ManagedParameter, Owner
@@ -40,10 +41,20 @@ def buffer_of(world: World, platform: Any) -> tuple[FlatBuffer, list[Any], list[
     values = [platform.to_numpy(platform.detach(parameter)) for parameter in whole]
     params = []
     for index, parameter in enumerate(whole):
-        param = ManagedParameter(platform, parameter, (Owner(holder(world, parameter), "weight", f"{index}"),))
-        param.cut(plan_rows([param.shape], world.size).slots[0], places)
+        param = ManagedParameter(
+            platform, parameter, (Owner(holder(world, parameter), "weight", f"{index}"),)
+        )
+        param.slot = plan_rows([param.shape], world.size).slots[0]
+        param.cut(param.slot, places, world.device)
         params.append(param)
-    buffer = FlatBuffer(platform, params, world.size, world.rank, world.device)
+    buffer = FlatBuffer(
+        platform,
+        params,
+        world.size,
+        world.rank,
+        world.device,
+        shares_memory=can_share(platform, world.device),
+    )
     return buffer, [param.shard for param in params], values
 
 

@@ -27,24 +27,33 @@ def test_slots_follow_each_other_without_gaps(shapes: list[tuple[int, ...]], num
     assert plan.numel == end
 
 
-@given(shapes, ranks)
-def test_rows_put_side_by_side_give_every_parameter_followed_by_its_padding(
-    shapes: list[tuple[int, ...]], num_ranks: int
+@given(shapes, ranks, st.integers(0, 2))
+def test_rows_put_side_by_side_give_every_parameter(
+    shapes: list[tuple[int, ...]], num_ranks: int, dim: int
 ) -> None:
-    plan = plan_rows(shapes, num_ranks)
+    dims = [min(dim, len(shape) - 1) for shape in shapes]
+    plan = plan_rows(shapes, num_ranks, dims)
     whole = [np.arange(1, math.prod(shape) + 1).reshape(shape) for shape in shapes]
     rows = np.zeros((num_ranks, plan.numel), int)
     for rank in range(num_ranks):
         for slot, value in zip(plan.slots, whole, strict=True):
             start = slot.local_start(rank)
-            chunk = value[start : start + slot.local_shape(rank)[0]]
+            indices = range(start, start + slot.local_shape(rank)[slot.dim])
+            chunk = value.take(indices, slot.dim)
             assert chunk.shape == slot.local_shape(rank)
             rows[rank, slot.offset : slot.offset + chunk.size] = chunk.ravel()
     for slot, value in zip(plan.slots, whole, strict=True):
-        padded = rows[:, slot.offset : slot.offset + slot.numel].reshape(slot.padded_shape)
-        assert (padded[: slot.shape[0]] == value).all()
-        assert not padded[slot.shape[0] :].any()
-        assert len(padded) - slot.shape[0] == slot.padding_rows
+        columns = rows[:, slot.offset : slot.offset + slot.numel]
+        if slot.is_leading:  # nothing moves: the parameter, followed by its padding
+            padded = columns.reshape(slot.padded_shape)
+            assert (padded[: slot.shape[0]] == value).all()
+            assert not padded[slot.shape[0] :].any()
+        chunks = [
+            columns[rank, : slot.local_numel(rank)].reshape(slot.local_shape(rank))
+            for rank in range(num_ranks)
+        ]
+        assert (np.concatenate(chunks, slot.dim) == value).all()
+        assert (columns == 0).sum() == slot.padding_numel
 
 
 @given(shapes, ranks)
@@ -55,7 +64,7 @@ def test_the_padding_of_all_ranks_is_less_than_one_chunk_row_per_rank(
     owned = sum(plan.numel - plan.padding_of(rank) for rank in range(num_ranks))
     assert owned == sum(math.prod(shape) for shape in shapes)
     for slot in plan.slots:
-        assert 0 <= slot.padding_rows < num_ranks
+        assert 0 <= slot.padding_numel < max(1, num_ranks * math.prod(slot.shape[1:]))
 
 
 def test_scalars_take_no_place_in_a_row() -> None:

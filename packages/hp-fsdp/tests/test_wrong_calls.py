@@ -19,12 +19,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fsdp_models import PROGRAMS, Maker, local, make_mesh
 
 
-def with_meta_parameter(world: World, model: Any) -> Any:
-    platform = world.platform
-    model.blocks[1].inner.weight = platform.parameter(platform.empty((7, 4), device="meta"))
-    return model
-
-
 def with_gradient(world: World, model: Any) -> Any:
     weight = model.blocks[1].inner.weight
     world.platform.set_grad(weight, world.platform.zeros_like(world.platform.detach(weight)))
@@ -37,9 +31,19 @@ def sharded(world: World, model: Any) -> Any:
 
 CALLS: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
     "no module": (
-        lambda world, model: fully_shard([model]),
+        lambda world, model: fully_shard(model.head.weight),
         ValueError,
-        r"fully_shard takes a module of \w+, got list",
+        r"fully_shard takes a module of \w+, got \w+",
+    ),
+    "a list with something that is no module": (
+        lambda world, model: fully_shard([model.head, "head"]),
+        ValueError,
+        r"fully_shard takes a module of \w+, got str at index 1",
+    ),
+    "an empty list": (
+        lambda world, model: fully_shard([]),
+        ValueError,
+        r"a module or a list of modules, got an empty list",
     ),
     "a list of modules without forward": (
         lambda world, model: fully_shard(model.blocks),
@@ -86,25 +90,15 @@ CALLS: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         ValueError,
         r"float7",
     ),
-    "main gradients": (
-        lambda world, model: MixedPrecisionPolicy(apply_grad_on_fp32_main_grad=True),
-        ValueError,
-        r"apply_grad_on_fp32_main_grad=True is not in this version of hp-fsdp: leave it False",
-    ),
     "reshard_after_forward by number": (
-        lambda world, model: fully_shard(model, reshard_after_forward=2),
+        lambda world, model: fully_shard(model, make_mesh(world), reshard_after_forward=3),
         ValueError,
-        r"reshard_after_forward must be True or False, got 2",
+        r"reshard_after_forward=3 must divide the 2 ranks that share the parameters",
     ),
     "ignored names": (
         lambda world, model: fully_shard(model, ignored_params=["head.weight"]),
         ValueError,
         r"ignored_params\[0\] must be a parameter, got str",
-    ),
-    "parameter on the meta device": (
-        lambda world, model: fully_shard(with_meta_parameter(world, model), make_mesh(world)),
-        ValueError,
-        r"parameter 'blocks\.1\.inner\.weight' of Model is on the meta device and has no values: materialise",
     ),
     "parameter with a gradient": (
         lambda world, model: fully_shard(with_gradient(world, model)),

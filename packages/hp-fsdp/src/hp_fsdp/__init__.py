@@ -1,9 +1,9 @@
 """Fully sharded data parallel training.
 
-Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (where shards lie), :mod:`parameter`, :mod:`gather`
-and :mod:`reduce` (what travels), :mod:`unit` (the states), :mod:`runtime` and :mod:`hooks` (when), :mod:`module`,
-:mod:`state`, :mod:`optimizer_state` and :mod:`whole_parameters` (what one can ask of a sharded module). Importing this
-package imports no framework.
+Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (where shards lie), :mod:`parameter` and :mod:`origin`
+(what one is, sharded and whole), :mod:`whole`, :mod:`lines` and :mod:`reduce` (what travels), :mod:`streams` (where), :mod:`unit`
+(the states), :mod:`runtime`, :mod:`order` and :mod:`hooks` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state` and
+:mod:`whole_parameters` (what one can ask of a sharded module). Importing this package imports no framework.
 """
 
 from typing import TYPE_CHECKING
@@ -14,22 +14,32 @@ from hp_platform.lazy import attach
 if TYPE_CHECKING:
     from hp_fsdp.api import fully_shard as fully_shard
     from hp_fsdp.module import HSDPModule as HSDPModule
+    from hp_fsdp.module import UnshardHandle as UnshardHandle
+    from hp_fsdp.module import hsdp_sync_stream as hsdp_sync_stream
+    from hp_fsdp.module import register_forward_method as register_forward_method
     from hp_fsdp.optimizer_state import get_optimizer_state_dict as get_optimizer_state_dict
     from hp_fsdp.optimizer_state import set_optimizer_state_dict as set_optimizer_state_dict
+    from hp_fsdp.policy import CPUOffloadPolicy as CPUOffloadPolicy
     from hp_fsdp.policy import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hp_fsdp.policy import OffloadPolicy as OffloadPolicy
     from hp_fsdp.state import StateDictOptions as StateDictOptions
     from hp_fsdp.state import get_model_state_dict as get_model_state_dict
     from hp_fsdp.state import set_model_state_dict as set_model_state_dict
     from hp_fsdp.whole_parameters import full_params as full_params
 
 _WHERE = {
+    "CPUOffloadPolicy": "policy",
     "HSDPModule": "module",
     "MixedPrecisionPolicy": "policy",
+    "OffloadPolicy": "policy",
     "StateDictOptions": "state",
+    "UnshardHandle": "module",
     "full_params": "whole_parameters",
     "fully_shard": "api",
     "get_model_state_dict": "state",
     "get_optimizer_state_dict": "optimizer_state",
+    "hsdp_sync_stream": "module",
+    "register_forward_method": "module",
     "set_model_state_dict": "state",
     "set_optimizer_state_dict": "optimizer_state",
 }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from hp_fsdp import arguments
+from hp_fsdp.arrangement import can_share
 from hp_fsdp.hooks import UnitHooks
 from hp_fsdp.module import become_sharded
-from hp_fsdp.parameter import OWNER_MARK, SUCCESSOR, ManagedParameter, Owner
-from hp_fsdp.places import find_places
-from hp_fsdp.policy import MixedPrecisionPolicy
-from hp_fsdp.unit import Unit, unit_of, units_in
-from hp_platform import process_groups
-from hp_platform.mesh import DeviceMesh, init_device_mesh
+from hp_fsdp.ownership import Findings, find_parameters
+from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.places import Places, find_places, small_group
+from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from hp_fsdp.small_world import SmallWorld
+from hp_fsdp.unit import Options, Unit
+from hp_platform.mesh import DeviceMesh
 from hp_platform.platform import Platform, get_platform, require
 
 M = TypeVar("M")
@@ -22,13 +25,18 @@ def fully_shard(
     module: M,
     mesh: DeviceMesh | None = None,
     *,
-    reshard_after_forward: bool = True,
+    reshard_after_forward: bool | int = True,
+    shard_placement_fn: Callable[[Any], Any] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
+    replicate_params: Iterable[Any] | None = None,
+    comm_fusion: bool | None = None,
+    comm_fusion_zero_copy: bool | None = None,
 ) -> M:
-    """Make ``module`` one unit of fully sharded data parallel training, and return it.
+    """Make ``module`` (or several as one) a unit of fully sharded data parallel training, and return it.
 
-    From now on every parameter of the module is a DTensor that is cut along dim 0 (chunks as torch.chunk cuts them; the last
+    From now on every parameter of the module is a DTensor that is cut along one dim (chunks as torch.chunk cuts them; the last
     ones may be short or empty), in all places of a tied one. The whole parameters are there from just before forward until
     after it, and again in backward, which leaves the mean gradient over all ranks of the mesh in ``.grad`` of the pieces.
     Values and gradients are those of the unsharded program on the whole batch, if the loss is a mean and ranks have equally
@@ -39,12 +47,26 @@ def fully_shard(
     optimizers after. The class of the module becomes a :class:`HSDPModule` as well.
 
     Args:
-        module: has a ``forward``, and parameters that are equal on all ranks and not on the meta device.
-        mesh: 1-D: shard over it. 2-D: dim 0 replicates, dim 1 shards. None: 1-D over the world, on the first parameter's
-            kind of device.
-        reshard_after_forward: free whole parameters between forward and backward (not those of the root).
+        module: has a ``forward``, and parameters that are equal on all ranks; or a list of such modules, which become one unit
+            (whole from the first that is called until the last has ended). Parameters on the meta device stay there as
+            pieces: ``model.to_empty(device=...)`` and initialise them before the first forward.
+        mesh: 1-D: shard over it. 2-D: dim 0 replicates, dim 1 shards; sizes (n, 1) are plain data parallel training. None: 1-D
+            over the world, on the first parameter's kind of device. A parameter that is a DTensor already, on other dims
+            of the same mesh (tensor parallel), is sharded further, and is a DTensor of its own layout while it is whole. With
+            mesh None DTensors stay as they are, and gradients are what their operations make of them; all parameters
+            must be DTensors then.
+        reshard_after_forward: free whole parameters between forward and backward (not those of the root). A number ``n`` that
+            divides the ranks: keep ``1 / n`` of them, and gather among ``n`` neighbours for backward.
+        shard_placement_fn: ``fn(parameter)`` gives ``Shard(dim)``, or None for dim 0. Other dims than the first cost one copy
+            per gather and reduction.
         mp_policy: dtypes of computation and reduction; default: the parameters' own.
+        offload_policy: where shards, their gradients and so the optimizer's state lie; default: on the mesh's device.
         ignored_params: parameters that stay as they are, on every rank, without any communication.
+        replicate_params: parameters that are not cut; their gradients are reduced like the others.
+        comm_fusion: one collective per gather and per reduction of the unit. None: one for each dtype in use. True: exactly one;
+            ValueError names the parameter that prevents it. False: one per parameter.
+        comm_fusion_zero_copy: collectives read the pieces where they are. None: where the platform can. True: ValueError if it
+            cannot. False: the pieces have memory of their own, and are put together for every gather.
 
     Scalars (0-d) are replicated. Frozen parameters are gathered, and never reduced. A parameter that hangs in several
     modules is gathered once, and is owned by the outermost unit that holds all of them. One that no rank has used gets no
@@ -52,138 +74,103 @@ def fully_shard(
     order, may not.
 
     Communication: none here. A step: one all-gather per unit, one more before its backward if it was freed, and one
-    reduce-scatter (2-D mesh: and one all-reduce of the piece), each per dtype in use.
+    reduce-scatter (2-D mesh: and one all-reduce of the piece), each per dtype in use. From the second step on, the next unit's
+    all-gather runs beside the present unit's computation; reductions run beside backward from the first step.
+
+    Memory: the pieces, at most two whole units besides the root's own, and the buffers of two reductions.
 
     Errors: ValueError for a module that is none, is sharded already, or has no forward; for a mesh that does not fit; for a
-    parameter on the meta device, one that is sharded by other means, has a gradient, or is sharded by a unit outside of
-    the module: the message names it. NotImplementedError where the framework cannot free memory below a tensor.
+    parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError
+    where the framework cannot free memory below a tensor.
 
     Source: ZeRO stage 3 (Rajbhandari et al., 2020); the per-parameter form follows PyTorch's FSDP2.
     """
     platform = get_platform()
-    _check_module(platform, module)
+    modules = arguments.checked_modules(platform, module)
     policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
     if not isinstance(policy, MixedPrecisionPolicy):
         raise ValueError(f"mp_policy must be a hp_fsdp.MixedPrecisionPolicy, got {type(policy).__name__}")
-    if not isinstance(reshard_after_forward, bool):
-        raise ValueError(f"reshard_after_forward must be True or False, got {reshard_after_forward!r}")
-    ignored = _ignored(platform, ignored_params)
-    mesh = _mesh(platform, module, mesh)
-    device = platform.device(mesh.device_type).current()
-    require(platform, "storage_resize", device, what="fully_shard")
-
-    unit = Unit(
-        platform,
-        module,
-        find_places(mesh, device),
+    offload = OffloadPolicy() if offload_policy is None else offload_policy
+    if not isinstance(offload, OffloadPolicy):
+        raise ValueError(f"offload_policy must be a hp_fsdp.OffloadPolicy, got {type(offload).__name__}")
+    ignored = arguments.checked_parameters(platform, "ignored_params", ignored_params)
+    replicated = arguments.checked_parameters(platform, "replicate_params", replicate_params)
+    if ignored & replicated:
+        raise ValueError("a parameter is in ignored_params and in replicate_params: give it in one of them")
+    is_given = mesh is not None
+    mesh = arguments.checked_mesh(platform, modules, mesh)
+    places = find_places(mesh, platform.device(mesh.device_type).current())
+    require(platform, "storage_resize", places.device, what="fully_shard")
+    options = Options(
         policy.resolve(platform),
-        reshard_after_forward=reshard_after_forward,
+        reshard_after_forward=arguments.checked_reshard(reshard_after_forward, places.num_shards),
+        comm_fusion=arguments.checked_flag("comm_fusion", comm_fusion),
+        zero_copy=arguments.checked_flag("comm_fusion_zero_copy", comm_fusion_zero_copy),
+        # On cpu everything is there already.
+        offload=isinstance(offload, CPUOffloadPolicy) and not places.device.startswith("cpu"),
+        pin_memory=getattr(offload, "pin_memory", True),
     )
-    inner = list(units_in(platform, module))
-    for each in inner:
-        each.reshard()
-    keepers = {param: each for each in inner for param in each.params}
-    successors = {id(param.parameter): param for param in keepers}
-    new, shared = [], []
-    for parameter, owners in _places_of_parameters(platform, module, successors).values():
-        if id(parameter) in ignored:
-            continue
-        param = successors.get(id(parameter))
-        if param is None:
-            _check_parameter(platform, parameter, owners[0], unit)
-            new.append(ManagedParameter(platform, parameter, owners))
-            continue
-        keeper = keepers[param]
-        if len(param.owners) < len(owners):  # tied to a module outside of the unit that shards it
-            if keeper.places.mesh != mesh:
-                raise ValueError(
-                    f"parameter {owners[-1].name!r} of {unit.label} is also {param.name!r} of {keeper.label}, which is sharded "
-                    f"over another mesh, {keeper.places.mesh}: use one mesh for modules that share parameters"
-                )
-            shared.append((keeper, param, owners))
+    unit = Unit(platform, modules, places, options)
+    found = find_parameters(platform, modules, unit, ignored, leave_dtensors=not is_given)
+    new = [
+        ManagedParameter(
+            platform,
+            parameter,
+            owners,
+            None
+            if id(parameter) in replicated or not tuple(parameter.shape)
+            else arguments.checked_dim(shard_placement_fn, parameter, owners[0].name),
+        )
+        for parameter, owners in found.new
+    ]
+    params = [*(param for _, param, _ in found.shared), *new]
+    _check_fusion(platform, params, places, options)
     # All checks are behind us: from here on parameters change.
-    for keeper, param, owners in shared:
-        keeper.release(param)
-        param.owners = owners
-        param.show_shard()
-    unit.add([param for _, param, _ in shared], whole=False)
-    unit.add(new, whole=True)
-    become_sharded(module, unit)
-    UnitHooks(unit).install()
+    _take_over(unit, found, new)
+    if not isinstance(options.reshard_after_forward, bool):
+        unit.small_world = SmallWorld(platform, small_group(places, options.reshard_after_forward))
+    hooks = UnitHooks(unit)
+    unit.hooks = hooks
+    for each in modules:
+        become_sharded(each, unit)
+    hooks.install()
     return module
 
 
-def _check_module(platform: Platform, module: Any) -> None:
-    if not isinstance(module, platform.Module):
-        raise ValueError(
-            f"fully_shard takes a module of {platform.platform_type.value}, got {type(module).__name__}"
-        )
-    if unit_of(module) is not None:
-        raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once per module")
-    if isinstance(module, platform.ModuleList):
-        raise ValueError(
-            "a ModuleList has no forward, so nothing would gather its parameters: call fully_shard on each of its modules"
-        )
+def _take_over(unit: Unit, found: Findings, new: list[ManagedParameter]) -> None:
+    for keeper, param, owners in found.shared:
+        keeper.release(param)
+        param.owners = owners
+        param.show_shard()
+    unit.add([param for _, param, _ in found.shared], whole=False)
+    unit.add(new, whole=True)
 
 
-def _ignored(platform: Platform, given: Iterable[Any] | None) -> set[int]:
-    found = list(given) if given is not None else []
-    for index, parameter in enumerate(found):
-        if not platform.is_parameter(parameter):
-            raise ValueError(f"ignored_params[{index}] must be a parameter, got {type(parameter).__name__}")
-    return {id(parameter) for parameter in found}
-
-
-def _mesh(platform: Platform, module: Any, mesh: Any) -> DeviceMesh:
-    if mesh is None:
-        first = next((p for _, p in platform.named_parameters(module)), None)
-        found = None if first is None else platform.device_of(first).partition(":")[0]
-        kind = None if found == "meta" else found
-        return init_device_mesh(kind, (process_groups.ensure_initialized(kind).size,))
-    if not isinstance(mesh, DeviceMesh):
-        raise ValueError(
-            f"mesh must be a hp_platform.DeviceMesh or None, got {type(mesh).__name__}: make one with "
-            "init_device_mesh(device_type, (num_ranks,))"
-        )
-    return mesh
-
-
-def _places_of_parameters(
-    platform: Platform, module: Any, successors: Mapping[int, ManagedParameter]
-) -> dict[int, tuple[Any, tuple[Owner, ...]]]:
-    """Every parameter with all places where it hangs, in the order of registration.
-
-    A whole one whose successor, sharded by a unit inside of the module, hangs elsewhere (a tie) counts as that.
-    """
-    found: dict[int, tuple[Any, tuple[Owner, ...]]] = {}
-    for path, each in platform.named_modules(module):
-        for attribute, parameter in platform.named_parameters(each, recurse=False, remove_duplicate=False):
-            owner = Owner(each, attribute, f"{path}.{attribute}" if path else attribute)
-            successor = getattr(parameter, SUCCESSOR, None)
-            if successor is not None and id(successor.parameter) in successors:
-                parameter = successor.parameter
-            _, owners = found.get(id(parameter), (parameter, ()))
-            found[id(parameter)] = (parameter, (*owners, owner))
-    return found
-
-
-def _check_parameter(platform: Platform, parameter: Any, owner: Owner, unit: Unit) -> None:
-    where = f"parameter {owner.name!r} of {unit.label}"
-    whole = getattr(parameter, SUCCESSOR, None)
-    sharded_by = getattr(parameter if whole is None else whole.parameter, OWNER_MARK, None)
-    if sharded_by is not None:
-        raise ValueError(
-            f"{where} is sharded by another unit already, {sharded_by}, which is not inside of {unit.label}: call "
-            "fully_shard on inner modules first, and for a parameter that two modules share only on a module that holds "
-            "both"
-        )
-    if platform.device_of(parameter).startswith("meta"):
-        raise ValueError(
-            f"{where} is on the meta device and has no values: materialise and initialise the module before fully_shard"
-        )
-    if hasattr(parameter, "placements"):
-        raise ValueError(f"{where} is a sharded tensor already: this version takes plain parameters only")
-    if platform.get_grad(parameter) is not None:
-        raise ValueError(
-            f"{where} has a gradient of its whole shape: clear it (set to None) before fully_shard"
-        )
+def _check_fusion(
+    platform: Platform, params: list[ManagedParameter], places: Places, options: Options
+) -> None:
+    """What comm_fusion=True and comm_fusion_zero_copy=True insist on."""
+    sharded = [param for param in params if param.dim is not None]
+    if options.comm_fusion and sharded:
+        first = sharded[0]
+        for param in sharded[1:]:
+            for what, dtype_of in (
+                ("is computed with", options.precision.compute_dtype),
+                ("is reduced in", options.precision.wire_dtype),
+            ):
+                if dtype_of(param.dtype) != dtype_of(first.dtype):
+                    raise ValueError(
+                        f"comm_fusion=True needs one dtype for all parameters of a unit: {param.name!r} {what} "
+                        f"{platform.dtype_name(dtype_of(param.dtype))}, {first.name!r} in "
+                        f"{platform.dtype_name(dtype_of(first.dtype))}; set dtypes in mp_policy, or leave comm_fusion None"
+                    )
+    if options.zero_copy:
+        reason = None
+        if options.offload:
+            reason = "with an offload policy pieces travel to the device first"
+        elif not can_share(platform, places.device):
+            reason = (
+                f"{platform.platform_type.value} on {places.device} cannot make tensors of parts of others"
+            )
+        if reason:
+            raise ValueError(f"comm_fusion_zero_copy=True is not possible here: {reason}; leave it None")

@@ -20,40 +20,70 @@ class FlatBuffer:
     """
 
     def __init__(
-        self, platform: Platform, params: Sequence[ManagedParameter], num_ranks: int, rank: int, device: str
+        self,
+        platform: Platform,
+        params: Sequence[ManagedParameter],
+        num_ranks: int,
+        rank: int,
+        device: str,
+        *,
+        shares_memory: bool,
     ) -> None:
-        """Take over parameters that hold their shards of ``rank`` already (at least one, all of one dtype)."""
+        """Take over parameters that hold their shards of ``rank`` already (at least one, all of one dtype).
+
+        ``device`` is where shards lie. ``shares_memory``: see [Note: shards in the row]; needs the capabilities
+        ``write_into_view`` and ``alias``. A row is made when it is needed first, so that shards on the meta device are legal
+        until then.
+        """
         self.platform = platform
         self.params = tuple(params)
         self.rank = rank
         self.device = device
-        self.plan = plan_rows([param.shape for param in params], num_ranks)
+        self.shares_memory = shares_memory
+        self.plan = plan_rows(
+            [param.shape for param in params], num_ranks, [param.dim or 0 for param in params]
+        )
         for param, slot in zip(self.params, self.plan.slots, strict=True):
             param.slot = slot
         self._row: Tensor | None = None
-        if platform.supports("write_into_view", device) and platform.supports("alias", device):
-            self._row = platform.zeros((self.plan.numel,), self.dtype, device)
-            self._address = platform.data_ptr(self._row)
-            for param in self.params:
-                self._move_in(param)
+        self._addresses: list[int] = []
+        if not self.on_meta():
+            self.refresh()
 
     @property
     def dtype(self) -> DType:
         """Of the shards."""
         return self.params[0].dtype
 
-    def row(self) -> Tensor:
-        """The shards' present values: 1-D, ``plan.numel`` elements, this rank's chunks with their padding. Read only.
+    def on_meta(self) -> list[str]:
+        """Names of the parameters whose shards have no memory yet."""
+        platform = self.platform
+        return [p.name for p in self.params if platform.device_of(p.shard).startswith("meta")]
 
-        RuntimeError if somebody has given a parameter another shape, dtype or device since.
+    def refresh(self) -> None:
+        """Look at what the shards are now; to be called before :meth:`row`.
+
+        Somebody may have put other memory below a parameter (``p.data = x``): its values count, so they move in.
+        RuntimeError if somebody has given a parameter another shape, dtype or device, or if one is on the meta device.
         """
-        for param in self.params:
-            self._check(param)
-        if self._row is not None:
+        platform = self.platform
+        if not self.shares_memory:
             for param in self.params:
-                # Somebody may have put other memory below the parameter (p.data = x): its values count, so they move in.
-                if self._left(param):
-                    self._move_in(param)
+                self._check(param)
+            return
+        if self._row is None:
+            for param in self.params:
+                self._check(param)
+            self._row = platform.zeros((self.plan.numel,), self.dtype, self.device)
+            self._addresses = self._expected_addresses()
+        for param, address in zip(self.params, self._addresses, strict=True):
+            if address and platform.data_ptr(param.shard) != address:
+                self._check(param)
+                self._move_in(param)
+
+    def row(self) -> Tensor:
+        """The shards' present values: 1-D, ``plan.numel`` elements, this rank's chunks with their padding. Read only."""
+        if self._row is not None:
             return self._row
         platform, pieces = self.platform, []
         for param in self.params:
@@ -62,28 +92,29 @@ class FlatBuffer:
             padding = param.slot.numel - param.slot.local_numel(self.rank)
             if padding:
                 pieces.append(platform.zeros((padding,), self.dtype, self.device))
-        return platform.cat(pieces)
+        return pieces[0] if len(pieces) == 1 else platform.cat(pieces)
+
+    def _expected_addresses(self) -> list[int]:
+        """Where the shards begin; 0 for those without elements."""
+        start, size = self.platform.data_ptr(self._row), self.platform.itemsize(self.dtype)
+        return [start + slot.offset * size if slot.local_numel(self.rank) else 0 for slot in self.plan.slots]
 
     def _move_in(self, param: ManagedParameter) -> None:
         platform, slot = self.platform, param.slot
         assert slot is not None
         part = platform.narrow(self._row, 0, slot.offset, slot.local_numel(self.rank))
-        platform.copy_(part, platform.reshape(platform.detach(param.shard), (-1,)))
-        platform.set_data_(
-            param.shard, platform.reshape(platform.alias(part), slot.local_shape(self.rank))
-        )
-
-    def _left(self, param: ManagedParameter) -> bool:
-        slot = param.slot
-        assert slot is not None
-        if not slot.local_numel(self.rank):
-            return False
-        expected = self._address + slot.offset * self.platform.itemsize(self.dtype)
-        return self.platform.data_ptr(param.shard) != expected
+        with platform.no_grad():
+            platform.copy_(part, platform.reshape(platform.detach(param.shard), (-1,)))
+        platform.set_data_(param.shard, platform.reshape(platform.alias(part), slot.local_shape(self.rank)))
 
     def _check(self, param: ManagedParameter) -> None:
         present, expected = param.shard, param.local_shape(self.rank)
         device = self.platform.device_of(present)
+        if device.startswith("meta"):
+            raise RuntimeError(
+                f"parameter {param.name!r} is on the meta device and has no values: after fully_shard call "
+                "model.to_empty(device=...) and initialise, or load a state dict, before the first forward"
+            )
         if tuple(present.shape) != expected or present.dtype != param.dtype or device != self.device:
             raise RuntimeError(
                 f"the shard of parameter {param.name!r} was changed after fully_shard: it is {tuple(present.shape)} "

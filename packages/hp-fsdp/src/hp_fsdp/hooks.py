@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hp_fsdp.containers import map_tensors, tensors_in
-from hp_fsdp.runtime import context_of, refresh, reshards_after_forward
+from hp_fsdp.runtime import context_of, reshards_after_forward
 from hp_fsdp.unit import Unit, Uses
 from hp_platform.platform import Platform
 
@@ -17,6 +17,9 @@ class UnitHooks:
 
     [Note: recompute] A forward that runs inside of a backward re-makes activations (checkpointing). It finds the unit
     gathered by the hook on the outputs, and must neither re-shard it nor count as a call.
+
+    [Note: units of several modules] They gather when the first of their modules is called, and re-shard when the last has
+    ended. Every call of a module counts.
     """
 
     def __init__(self, unit: Unit) -> None:
@@ -26,20 +29,29 @@ class UnitHooks:
 
     def install(self) -> None:
         """Register both forward hooks; ours runs before the user's, and after them."""
-        self.platform.register_forward_pre_hook(self.unit.module, self.before_forward, prepend=True)
-        self.platform.register_forward_hook(self.unit.module, self.after_forward)
+        for module in self.unit.modules:
+            self.platform.register_forward_pre_hook(module, self.before_forward, prepend=True)
+            self.platform.register_forward_hook(module, self.after_forward)
 
     def before_forward(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Cast inputs, gather, and notice when backward leaves."""
         unit, platform = self.unit, self.platform
         context = context_of(unit)
-        context.enter(unit)
-        if unit.precision.input_dtype is not None:
-            args, kwargs = self._cast((args, kwargs), unit.precision.input_dtype)
+        if unit.options.precision.input_dtype is not None:
+            args, kwargs = self._cast((args, kwargs), unit.options.precision.input_dtype)
+        if context.in_backward:
+            context.forget_dead_backward()
         if context.in_backward:  # [Note: recompute]
             unit.show()
             return args, kwargs
-        refresh(unit, context)
+        # A module that has been called already in this round: the one before was left by an exception, or half of it ran.
+        is_first = not unit.entered or id(module) in unit.entered
+        if is_first:
+            context.enter(unit)
+            unit.entered = set()
+        unit.entered.add(id(module))
+        if is_first:
+            context.gather_for_forward(unit)
         if platform.is_grad_enabled():
             if unit.uses is None or unit.uses.pass_number != context.pass_number:
                 unit.uses = Uses(context.pass_number)
@@ -51,20 +63,30 @@ class UnitHooks:
         """Cast outputs, notice when backward comes, and re-shard."""
         unit, platform = self.unit, self.platform
         context = context_of(unit)
-        context.leave(unit)
-        if unit.precision.output_dtype is not None:
-            output = self._cast(output, unit.precision.output_dtype)
+        if unit.options.precision.output_dtype is not None:
+            output = self._cast(output, unit.options.precision.output_dtype)
         if context.in_backward:  # [Note: recompute]
             return output
-        unit.hide()
+        is_last = len(unit.entered) == len(unit.modules)
+        if is_last:
+            unit.entered = set()
+            context.leave(unit)
         if not platform.is_grad_enabled():
-            unit.reshard()
+            if is_last:
+                unit.reshard()
             return output
         noticed = self._notice_outputs(output, unit.uses)
         # Where no output can tell of backward (an object of an unknown class), what it needs must stay where it is.
-        hidden = not noticed and any(param.trains for param in unit.params)
-        if reshards_after_forward(unit) and not hidden:
-            unit.reshard()
+        unit.is_hidden = (unit.is_hidden and not is_last) or (
+            not noticed and any(param.trains for param in unit.params)
+        )
+        if is_last:
+            unit.hide()
+            if reshards_after_forward(unit) and not unit.is_hidden:
+                if unit.small_world is not None:
+                    unit.reshard_to_small_world()
+                else:
+                    unit.reshard()
         return output
 
     def _cast(self, value: Any, dtype: Any) -> Any:

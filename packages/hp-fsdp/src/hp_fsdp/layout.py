@@ -1,9 +1,10 @@
 """Where parameters lie in flat rows: pure arithmetic, no framework.
 
 Every rank owns one *row* per buffer: the chunks of its parameters one after the other. All rows of a buffer are equally
-long, so that one collective moves them: a chunk takes the place of the longest one, ``ceil(n / ranks)`` rows of dim 0, also
-on ranks whose own is short or empty. The chunks of one parameter, taken from all rows in the order of ranks, are then
-the parameter itself followed by all of the padding: cutting the end off gives it back without moving anything.
+long, so that one collective moves them: a chunk takes the place of the longest one, ``ceil(n / ranks)`` indices of the
+sharded dim, also on ranks whose own is short or empty. If that dim is the first, the chunks of one parameter, taken from all
+rows in the order of ranks, are the parameter itself followed by all of the padding: cutting the end off gives it back
+without moving anything. Chunks of another dim have to be put together by a copy.
 """
 
 from __future__ import annotations
@@ -24,39 +25,43 @@ class Slot:
     num_ranks: int
     offset: int
     """First element within the row."""
+    dim: int = 0
+    """Which dim is cut."""
 
     @property
-    def row_numel(self) -> int:
-        """Elements of one index of dim 0."""
-        return math.prod(self.shape[1:])
+    def is_leading(self) -> bool:
+        """Whether the chunks of all ranks, one after the other, are the parameter."""
+        return self.dim == 0
 
     @property
-    def chunk_rows(self) -> int:
-        """Length of dim 0 of the longest chunk."""
-        return chunk_length(self.shape[0], self.num_ranks)
+    def whole_numel(self) -> int:
+        """Elements of the whole parameter."""
+        return math.prod(self.shape)
 
     @property
     def numel(self) -> int:
         """Elements that the slot takes in a row, padding included."""
-        return self.chunk_rows * self.row_numel
-
-    @property
-    def padding_rows(self) -> int:
-        """By how much dim 0 must grow before it divides into equal chunks."""
-        return self.chunk_rows * self.num_ranks - self.shape[0]
+        longest = chunk_length(self.shape[self.dim], self.num_ranks)
+        return longest * math.prod((*self.shape[: self.dim], *self.shape[self.dim + 1 :]))
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """The parameter with its padding."""
-        return (self.chunk_rows * self.num_ranks, *self.shape[1:])
+        """The parameter with its padding, if the sharded dim is the first."""
+        return (chunk_length(self.shape[0], self.num_ranks) * self.num_ranks, *self.shape[1:])
+
+    @property
+    def padding_numel(self) -> int:
+        """Elements of the slots of all ranks together that belong to nobody."""
+        return self.numel * self.num_ranks - self.whole_numel
 
     def local_start(self, rank: int) -> int:
-        """First index of dim 0 that ``rank`` owns."""
-        return chunk_offset(self.shape[0], self.num_ranks, rank)
+        """First index of the sharded dim that ``rank`` owns."""
+        return chunk_offset(self.shape[self.dim], self.num_ranks, rank)
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
-        """Shape of the shard of ``rank``; dim 0 may be 0."""
-        return (chunk_size(self.shape[0], self.num_ranks, rank), *self.shape[1:])
+        """Shape of the shard of ``rank``; its sharded dim may be 0."""
+        length = chunk_size(self.shape[self.dim], self.num_ranks, rank)
+        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
 
     def local_numel(self, rank: int) -> int:
         """Elements of the shard of ``rank``, without padding."""
@@ -71,28 +76,35 @@ class RowPlan:
     num_ranks: int
 
     @property
+    def sizes(self) -> list[int]:
+        """Elements of the slots."""
+        return [slot.numel for slot in self.slots]
+
+    @property
     def numel(self) -> int:
         """Elements of one row."""
-        return sum(slot.numel for slot in self.slots)
+        return sum(self.sizes)
 
     def padding_of(self, rank: int) -> int:
         """Elements of the row of ``rank`` that belong to no parameter."""
         return self.numel - sum(slot.local_numel(rank) for slot in self.slots)
 
 
-def plan_rows(shapes: Sequence[tuple[int, ...]], num_ranks: int) -> RowPlan:
-    """Lay parameters of these shapes (each with at least one dim) one after the other.
+def plan_rows(
+    shapes: Sequence[tuple[int, ...]], num_ranks: int, dims: Sequence[int] | None = None
+) -> RowPlan:
+    """Lay parameters of these shapes (each with at least one dim) one after the other; ``dims`` are cut, default all 0.
 
     ValueError for a 0-d shape: scalars are not sharded.
     """
     slots: list[Slot] = []
     offset = 0
-    for shape in shapes:
+    for shape, dim in zip(shapes, [0] * len(shapes) if dims is None else dims, strict=True):
         if not shape:
             raise ValueError(
                 "a 0-d parameter has no dim to shard: it is replicated, and takes no place in a row"
             )
-        slot = Slot(tuple(shape), num_ranks, offset)
+        slot = Slot(tuple(shape), num_ranks, offset, dim)
         slots.append(slot)
         offset = offset + slot.numel
     return RowPlan(tuple(slots), num_ranks)

@@ -2,53 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from hp_fsdp.runtime import RootContext, context_of
 from hp_fsdp.unit import UNIT_ATTRIBUTE, Unit, unit_of, units_in
+from hp_platform import _process
 from hp_platform.platform import get_platform
 
 CLASS_ATTRIBUTE = "_hp_fsdp_class"
 """Where a class of modules keeps the generated one: it belongs to that class, and goes with it."""
 
 
+class UnshardHandle:
+    """An all-gather that ``HSDPModule.unshard(async_op=True)`` has begun."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit: Unit | None = unit
+
+    def wait(self) -> None:
+        """Let the module show its whole parameters, ready for what the computation does next. Again: nothing."""
+        if self._unit is not None:
+            self._unit.show()
+            self._unit = None
+
+
 class HSDPModule:
     """Mixed into the class of every module that ``fully_shard`` was called on. Not to be instantiated."""
 
-    def unshard(self) -> None:
+    # --- whole parameters by hand
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this unit's parameters now, and let the module show them whole, until :meth:`reshard` or the next forward's end.
 
-        That forward finds them there. Writing to whole parameters changes nothing: the shards count.
-        Communication: one all-gather per compute dtype over the shard group; all its ranks must call.
+        That forward finds them there. Writing to whole parameters changes nothing: the shards count. With ``async_op`` the
+        gather runs beside what follows, and the handle's ``wait()`` shows the parameters; else None is returned.
+        ValueError unless ``async_op`` is a bool.
+        Communication: one all-gather per compute dtype over the shard group; all its ranks must call. None if they are there.
         """
         unit = _unit(self)
-        unit.show()
+        is_async = _flag("async_op", async_op)
+        context_of(unit)
+        unit.launch_gather()
         unit.gathered_in_pass = None
+        handle = UnshardHandle(unit)
+        if is_async:
+            return handle
+        handle.wait()
+        return None
 
     def reshard(self) -> None:
         """Free this unit's whole parameters and let the module show its shards. Without effect if it does. No communication."""
         _unit(self).reshard()
 
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
-        """Whether backward reduces gradients, in this unit and all inside of it (default True).
+    # --- gradients
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward reduces gradients, in this unit and (``recurse``) all inside of it (default True).
 
         With False they are kept whole, in the dtype of the reduction (memory of all gradients), until a backward with True
         reduces the sum once: gradient accumulation. ``.grad`` of the shards changes only then. All ranks must agree.
         ValueError for anything but a bool. No communication.
         """
         flag = _flag("requires_gradient_sync", requires_gradient_sync)
-        for unit in units_in(get_platform(), self):
-            unit.sync_gradients = flag
+        for unit in _units(self, recurse):
+            unit.options.sync_gradients = flag
 
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether whole parameters are freed between forward and backward, in this unit and (``recurse``) all inside of it.
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether replicas (dim 0 of a 2-D mesh) are reduced in backward, in this unit and (``recurse``) all inside (default True).
 
-        Said here, it also counts for the root, which otherwise keeps its own. Forward without gradients always frees.
+        With False gradients are reduce-scattered and kept as shards (memory of one shard) until a backward with True, which
+        reduces their sum among replicas once. ``.grad`` changes only then. All ranks must agree. Without effect on a 1-D mesh.
         ValueError for anything but a bool. No communication.
         """
-        flag = _flag("reshard_after_forward", reshard_after_forward)
-        for unit in units_in(get_platform(), self) if _flag("recurse", recurse) else [_unit(self)]:
-            unit.reshard_as_told = flag
+        flag = _flag("requires_all_reduce", requires_all_reduce)
+        for unit in _units(self, recurse):
+            unit.options.wishes = replace(unit.options.wishes, all_reduce=flag)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether the end of a backward of this model waits until all gradients of shards are there (default True).
+
+        With False reductions go on beside the next forward; a later backward with True, or :func:`hsdp_sync_stream`, waits
+        for them. It counts for the whole model, whichever of its sharded modules is told.
+        ValueError for anything but a bool. No communication.
+        """
+        flag = _flag("is_last_backward", is_last_backward)
+        context_of(_unit(self)).is_last_backward = flag
+
+    def set_reduce_op_type(self, reduce_op_type: str, *, recurse: bool = True) -> None:
+        """``"avg"`` (default): gradients are the mean over all ranks of the mesh; ``"sum"``: their sum.
+
+        For this unit and (``recurse``) all inside of it. ValueError for anything else. No communication.
+        """
+        if reduce_op_type not in ("avg", "sum"):
+            raise ValueError(f"reduce_op_type must be 'avg' or 'sum', got {reduce_op_type!r}")
+        op: Any = "mean" if reduce_op_type == "avg" else "sum"
+        for unit in _units(self, recurse):
+            unit.options.wishes = replace(unit.options.wishes, op=op)
+
+    def set_gradient_scaling_factor(self, factor: Any, *, recurse: bool = True) -> None:
+        """Multiply every gradient by ``factor`` once, where it is reduced, in this unit and (``recurse``) all inside of it.
+
+        ``factor``: a number, a tensor with one element (read on the device, at each reduction), or None (default) for none.
+        ValueError for anything else. No communication.
+        """
+        platform = get_platform()
+        if platform.is_tensor(factor):
+            if tuple(factor.shape) not in ((), (1,)):
+                raise ValueError(
+                    f"factor must be a number, a tensor with one element, or None, got a tensor of shape {tuple(factor.shape)}"
+                )
+        elif factor is not None and (isinstance(factor, bool) or not isinstance(factor, (int, float))):
+            raise ValueError(f"factor must be a number, a tensor with one element, or None, got {factor!r}")
+        for unit in _units(self, recurse):
+            unit.options.wishes = replace(unit.options.wishes, factor=factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation.
@@ -58,22 +125,62 @@ class HSDPModule:
         platform = get_platform()
         cleared = set()
         for unit in units_in(platform, self):
+            if unit.context is not None:
+                with platform.no_grad():
+                    unit.context.drain()
+            unit.forget_gradients()
             for managed in unit.params:
-                managed.unsynced = None
-                platform.set_grad(managed.full, None)
                 _clear(managed.shard, set_to_none)
                 cleared.add(id(managed.parameter))
-            unit.owes_sync = False
         for _, parameter in platform.named_parameters(self):
             if id(parameter) not in cleared:
                 _clear(parameter, set_to_none)
 
+    # --- when whole parameters are freed and gathered
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether whole parameters are freed between forward and backward, in this unit and (``recurse``) all inside of it.
+
+        Said here, it also counts for the root, which otherwise keeps its own. Forward without gradients always frees.
+        ValueError for anything but a bool. No communication.
+        """
+        flag = _flag("reshard_after_forward", reshard_after_forward)
+        for unit in _units(self, recurse):
+            unit.options.reshard_as_told = flag
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, recurse: bool = True) -> None:
+        """Whether whole parameters are freed after backward, in this unit and (``recurse``) all inside of it (default True).
+
+        With False the next forward finds them, unless their shards were written in between (as far as the framework counts
+        writes; ``p.data`` goes by unnoticed): between micro-batches. ValueError for anything but a bool. No communication.
+        """
+        flag = _flag("reshard_after_backward", reshard_after_backward)
+        for unit in _units(self, recurse):
+            unit.options.reshard_after_backward = flag
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
+        """Gather the parameters of these sharded modules when this one's forward begins. An empty list: of none.
+
+        Without this call, from the second step on it is the one that followed in the step before. Every module costs the memory
+        of its whole parameters. ValueError unless a list or tuple of sharded modules. No communication.
+        """
+        _unit(self).options.forward_prefetch = _units_of("set_modules_to_forward_prefetch", modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[Any]) -> None:
+        """The same for backward: when gradients reach this one's outputs."""
+        _unit(self).options.backward_prefetch = _units_of("set_modules_to_backward_prefetch", modules)
+
+    # --- values
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> tuple[list[str], list[str]]:
-        """:func:`hp_fsdp.set_model_state_dict` of this module."""
+        """:func:`hp_fsdp.set_model_state_dict` of this module. ``assign`` is ignored, with a warning: shards stay where they are."""
         from hp_fsdp.state import StateDictOptions, set_model_state_dict
 
+        if assign:
+            warnings.warn(
+                "load_state_dict(assign=True) of a sharded module copies the values into its shards, as without assign",
+                stacklevel=2,
+            )
         return set_model_state_dict(self, state_dict, options=StateDictOptions(strict=strict))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -98,11 +205,59 @@ def become_sharded(module: Any, unit: Unit) -> None:
     module.__class__ = generated
 
 
+def hsdp_sync_stream() -> Any:
+    """Wait until all reductions of all sharded models of the process are over, for what the computation does next.
+
+    Needed only after ``set_is_last_backward(False)``: else the end of backward has waited. The host waits only where the
+    device has no streams. Returns the stream that reductions run on, of the model that was first called last; None where
+    devices have none (cpu) or nothing has run. No communication.
+    """
+    stream = None
+    contexts: list[RootContext] = sorted(_process.state.sharded_roots, key=lambda context: context.number)
+    for context in contexts:
+        with context.platform.no_grad():
+            context.drain()
+        if context.streams.are_real:
+            stream = context.streams.reduce
+    return stream
+
+
+def register_forward_method(module: Any, name: str) -> None:
+    """Let ``module.name(...)`` gather and re-shard as ``module(...)`` does: for methods other than forward that compute.
+
+    Called on a module that is not sharded it does nothing. ValueError if there is no such method. No communication.
+    """
+    method = getattr(module, name, None)
+    if not callable(method):
+        raise ValueError(f"{type(module).__name__} has no method {name!r}")
+    unit = unit_of(module)
+    if unit is None:
+        return
+    hooks = unit.hooks
+
+    def sharded_method(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = hooks.before_forward(module, args, kwargs)
+        return hooks.after_forward(module, args, kwargs, method(*args, **kwargs))
+
+    object.__setattr__(module, name, sharded_method)
+
+
 def _unit(module: Any) -> Unit:
     unit = unit_of(module)
     if unit is None:
         raise RuntimeError(f"{type(module).__name__} has no unit: fully_shard it first")
     return unit
+
+
+def _units(module: Any, recurse: bool) -> list[Unit]:
+    return list(units_in(get_platform(), module)) if _flag("recurse", recurse) else [_unit(module)]
+
+
+def _units_of(function: str, modules: Any) -> list[Unit]:
+    if not isinstance(modules, (list, tuple)) or not all(isinstance(each, HSDPModule) for each in modules):
+        given = [type(each).__name__ for each in modules] if isinstance(modules, (list, tuple)) else modules
+        raise ValueError(f"{function} takes a list of modules that fully_shard was called on, got {given!r}")
+    return [_unit(each) for each in modules]
 
 
 def _flag(name: str, given: Any) -> bool:

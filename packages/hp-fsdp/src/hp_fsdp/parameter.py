@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor
 from hp_fsdp.layout import Slot
+from hp_fsdp.origin import Origin
 from hp_fsdp.places import Places
-from hp_fsdp.policy import Precision
 from hp_platform.platform import Platform
-from hp_platform.protocols.tensor import Tensor
+from hp_platform.protocols.tensor import DType, Tensor
 
 OWNER_MARK = "_hp_fsdp_owner"
 """Attribute of a sharded parameter that says who shards it. A plain text: it travels through pickles harmlessly."""
 SUCCESSOR = "_hp_fsdp_successor"
 """Attribute of a parameter that was sharded, the whole one of before: the :class:`ManagedParameter` that took its place. A module
 outside of the unit may still hold it (a tie), and is given the successor when it is sharded itself."""
+MAIN_GRAD = "main_grad"
+"""Attribute of a sharded parameter that holds its gradient in the dtype of the reduction, if the policy asks for it."""
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,39 @@ class Owner:
 
 class ManagedParameter:
     """[Note: what the module holds] A DTensor whose local tensor is the shard takes the parameter's place in the user's module
-    once, in every place of a tied one; from then on that object stays. Everything in here works on its local tensor.
+    once, in every place of a tied one; from then on that object stays, unless the user puts another there (see
+    :meth:`adopt`). Everything in here works on its local tensor.
 
     [Note: one whole tensor for ever] The whole tensor is one object for the life of the unit. Re-sharding frees the memory
     below it and gathering gets memory back there, so that what autograd has saved in forward is valid again in backward.
+
+    [Note: whole without a copy] Where this rank's shard is the whole parameter (a scalar, one on replicas only, a group of one
+    rank) and has the computation's dtype, the whole tensor is another face of the shard's memory, and nothing is gathered.
     """
 
-    def __init__(self, platform: Platform, parameter: Any, owners: tuple[Owner, ...]) -> None:
+    def __init__(
+        self, platform: Platform, parameter: Any, owners: tuple[Owner, ...], dim: int | None = 0
+    ) -> None:
+        """``dim``: which dim is sharded (of the local tensor, if ``parameter`` is a DTensor); None: replicated."""
         self.platform = platform
-        self.parameter = parameter
         self.owners = owners
-        self.shape: tuple[int, ...] = tuple(parameter.shape)
-        self.dtype = parameter.dtype
+        self.origin = Origin(platform, parameter)
+        self.parameter = parameter
+        self.shape = self.origin.local_shape
+        self.dim = dim if self.shape else None
+        self.dtype: DType = parameter.dtype
         self.slot: Slot | None = None
-        """Place in the unit's rows; None for a scalar, which is replicated."""
+        """Place in the unit's rows; None if it is replicated."""
         self.unsynced: Tensor | None = None
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
-        self.wire_dtype = parameter.dtype
+        self.compute_dtype: DType = parameter.dtype
+        self.wire_dtype: DType = parameter.dtype
         self.full: Any = None
-        self._storage: Any = None
-        self._storage_nbytes = 0
-        self._watched = False
+        """The whole tensor, a leaf; of a DTensor the local one."""
+        self.is_alias = False
+        """Whether it is another face of the shard; see [Note: whole without a copy]."""
+        self._shown: Any = None
+        self._is_watched = False
 
     @property
     def name(self) -> str:
@@ -71,67 +84,76 @@ class ManagedParameter:
         """The local tensor of :attr:`parameter`: what an optimizer updates, and where gradients of shards are kept."""
         return self.parameter.to_local()
 
-    def cut(self, slot: Slot | None, places: Places) -> None:
-        """Keep this rank's chunk only, in memory of its own (without a ``slot`` all of it), as a DTensor in all places."""
-        platform = self.platform
-        chunk = platform.detach(self.parameter)
-        if slot is not None:
-            rank = places.shard_rank
-            length = slot.local_shape(rank)[0]
-            chunk = platform.clone(platform.narrow(chunk, 0, slot.local_start(rank), length))
-        chunk = platform.to_device(chunk, places.device)
-        setattr(self.parameter, SUCCESSOR, self)
-        dtensor = DTensor.from_local(chunk, places.mesh, places.placements(slot is not None), shape=self.shape)
-        self.parameter = platform.parameter(dtensor, requires_grad=self.trains)
-        self.show_shard()
-
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """Shape of the shard of ``rank``."""
         return self.shape if self.slot is None else self.slot.local_shape(rank)
 
+    def cut(self, slot: Slot | None, places: Places, device: str) -> None:
+        """Keep this rank's chunk only, in memory of its own on ``device`` (without a ``slot`` all of it), in all places."""
+        platform, before = self.platform, self.parameter
+        chunk = self.origin.local(before)
+        if slot is not None:
+            rank = places.shard_rank
+            length = slot.local_shape(rank)[slot.dim]
+            chunk = platform.clone(platform.narrow(chunk, slot.dim, slot.local_start(rank), length))
+        if not platform.device_of(chunk).startswith("meta"):
+            chunk = platform.to_device(chunk, device)
+        trains = self.trains
+        setattr(before, SUCCESSOR, self)
+        self.parameter = platform.parameter(self.origin.sharded(chunk, places, slot), requires_grad=trains)
+        self.show_shard()
+
+    def adopt(self) -> bool:
+        """Take what the user has put in the parameter's place since; whether anything had changed.
+
+        ``module.to_empty`` and ``load_state_dict(assign=True)`` put new objects there, one for each place of a tied one:
+        the first place counts. RuntimeError for something that is no DTensor with the parameter's placements.
+        """
+        platform, first = self.platform, self.owners[0]
+        found = platform.get_parameter(first.module, first.attribute)
+        if found is self.parameter:
+            return False
+        expected = self.parameter
+        if (
+            not isinstance(found, DTensor)
+            or tuple(found.shape) != tuple(expected.shape)
+            or found.device_mesh != expected.device_mesh
+            or tuple(found.placements) != tuple(expected.placements)
+        ):
+            what = f"a {type(found).__name__} of shape {tuple(getattr(found, 'shape', ()))}"
+            raise RuntimeError(
+                f"parameter {self.name!r} was exchanged after fully_shard, for {what}: it must stay a DTensor of shape "
+                f"{tuple(expected.shape)} with placements {tuple(expected.placements)}; load values with set_model_state_dict"
+            )
+        setattr(found, OWNER_MARK, getattr(expected, OWNER_MARK))
+        self.parameter = found
+        self.show_shard()
+        return True
+
     # --- the whole tensor
-    def make_full(self, precision: Precision, device: str) -> None:
-        """Make the whole tensor in the dtype of the computation, without memory below it."""
+    def set_whole(self, whole: Tensor, *, is_alias: bool) -> None:
+        """Let the memory of ``whole`` (in the shape of the parameter) be the whole tensor's."""
+        self._shown = self.origin.shown(whole)
+        self.full = self.origin.leaf(self._shown)
+        self.is_alias = is_alias
+        self._is_watched = False
+
+    def follow_shard(self) -> None:
+        """Where the whole tensor is another face of the shard: of the memory that the shard has now."""
         platform = self.platform
-        dtype = precision.compute_dtype(self.dtype)
-        self.wire_dtype = precision.wire_dtype(self.dtype)
-        # A scalar is stored as what it is; a sharded parameter as one line per rank, which is how gathering delivers it.
-        stored = self.shape if self.slot is None else (self.slot.num_ranks, self.slot.numel)
-        self._storage = platform.empty(stored, dtype, device)
-        self._storage_nbytes = math.prod(stored) * platform.itemsize(dtype)
-        whole = self._storage
-        if self.slot is not None:
-            whole = platform.narrow(platform.reshape(whole, self.slot.padded_shape), 0, 0, self.shape[0])
-        self.full = platform.detach(whole)
-        self._watched = False
-        self.free()
-
-    def allocate(self) -> Tensor:
-        """Get memory below the whole tensor, for the caller to fill: ``(ranks, chunk)``, or 0-d for a scalar."""
-        if self._storage_nbytes:
-            self.platform.resize_storage_(self._storage, self._storage_nbytes)
-        return self._storage
-
-    def free(self) -> None:
-        """Give the memory back. The tensor and what views it stay as objects."""
-        if self._storage_nbytes:
-            self.platform.resize_storage_(self._storage, 0)
-
-    @property
-    def compute_dtype(self) -> Any:
-        """Dtype of the whole tensor."""
-        return self.full.dtype
+        if platform.data_ptr(self.full) != platform.data_ptr(self.shard):
+            platform.set_data_(self.full, platform.detach(self.shard))
 
     def show_full(self, on_gradient: Callable[[], None]) -> None:
         """Put the whole tensor where the parameter hangs; ``on_gradient()`` runs when a backward has added to its gradient."""
-        platform = self.platform
-        if platform.requires_grad(self.full) != self.trains:
-            platform.set_requires_grad_(self.full, self.trains)
-        if self.trains and not self._watched:
+        platform, trains = self.platform, self.trains
+        if platform.requires_grad(self.full) != trains:
+            platform.set_requires_grad_(self.full, trains)
+        if trains and not self._is_watched:
             platform.register_post_accumulate_grad_hook(self.full, lambda _: on_gradient())
-            self._watched = True
+            self._is_watched = True
         for owner in self.owners:
-            platform.set_parameter(owner.module, owner.attribute, self.full)
+            platform.set_parameter(owner.module, owner.attribute, self._shown)
 
     def show_shard(self) -> None:
         """Put the shard back where the parameter hangs."""
@@ -140,27 +162,27 @@ class ManagedParameter:
 
     # --- gradients of the whole tensor
     def take_gradient(self) -> Tensor | None:
-        """The gradient of the whole parameter since the last synchronisation, in the dtype of the reduction, and forget it."""
+        """The gradient of the whole parameter since the last synchronisation, and forget it.
+
+        In the dtype in which it came, or in that of the reduction where several were added up.
+        """
         platform = self.platform
-        found = platform.get_grad(self.full)
-        total = self.unsynced
+        found, total = platform.get_grad(self.full), self.unsynced
         if found is not None:
             platform.set_grad(self.full, None)
-            found = platform.cast(platform.detach(found), self.wire_dtype)
-            total = found if total is None else total + found
+            found = platform.detach(found)
+            if total is not None:
+                found = total + platform.cast(found, self.wire_dtype)
+            total = found
         self.unsynced = None
         return total
 
     def keep_gradient(self) -> None:
-        """Set the gradient aside until a backward that synchronises."""
-        self.unsynced = self.take_gradient()
+        """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
+        found = self.take_gradient()
+        self.unsynced = None if found is None else self.platform.cast(found, self.wire_dtype)
 
-    def add_to_shard_gradient(self, gradient: Tensor) -> None:
-        """Add to ``parameter.grad``, in the original dtype."""
-        platform = self.platform
-        gradient = platform.cast(gradient, self.dtype)
-        before = platform.get_grad(self.shard)
-        if before is None:
-            platform.set_grad(self.shard, gradient)
-        else:
-            platform.add_(before, gradient)
+    def forget_gradients(self) -> None:
+        """Of the whole parameter."""
+        self.unsynced = None
+        self.platform.set_grad(self.full, None)

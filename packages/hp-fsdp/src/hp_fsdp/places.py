@@ -21,9 +21,9 @@ class Places:
     device: str
     """Where shards and gathered parameters lie, such as ``"cuda:1"``."""
 
-    def placements(self, is_sharded: bool) -> tuple[Placement, ...]:
-        """Of a parameter: cut along dim 0 over the last mesh dim, or replicated."""
-        last = Shard(0) if is_sharded else Replicate()
+    def placements(self, dim: int | None) -> tuple[Placement, ...]:
+        """Of a parameter: cut along ``dim`` over the last mesh dim, or (None) replicated."""
+        last = Replicate() if dim is None else Shard(dim)
         return (*(Replicate() for _ in range(self.mesh.ndim - 1)), last)
 
     @property
@@ -64,3 +64,13 @@ def find_places(mesh: DeviceMesh, device: str) -> Places:
         replicate_group=mesh.get_group(0) if mesh.ndim == 2 else None,
         device=device,
     )
+
+
+def small_group(places: Places, num_ranks: int) -> ProcessGroup:
+    """``num_ranks`` neighbours within the shard group; asked for again, the same group."""
+    mesh = places.mesh
+    last, names = mesh.ndim - 1, mesh.mesh_dim_names
+    new_names = (
+        None if names is None else (f"{names[last]}_outer{num_ranks}", f"{names[last]}_inner{num_ranks}")
+    )
+    return mesh.unflatten(last, (places.num_shards // num_ranks, num_ranks), new_names).get_group(last + 1)

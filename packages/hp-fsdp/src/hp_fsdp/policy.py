@@ -25,14 +25,7 @@ class MixedPrecisionPolicy:
     cast_forward_inputs: bool = True
     """Whether floating-point tensors in forward's arguments are cast to ``param_dtype``."""
     apply_grad_on_fp32_main_grad: bool = False
-    """Not in this version: True raises ValueError."""
-
-    def __post_init__(self) -> None:
-        if self.apply_grad_on_fp32_main_grad:
-            raise ValueError(
-                "apply_grad_on_fp32_main_grad=True is not in this version of hp-fsdp: leave it False; with float32 "
-                "parameters and param_dtype set, gradients of the shards are float32 already"
-            )
+    """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None."""
 
     def resolve(self, platform: Platform) -> Precision:
         """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
@@ -48,7 +41,7 @@ class MixedPrecisionPolicy:
                     f"MixedPrecisionPolicy.{field} must be a floating-point dtype, got {given!r}"
                 )
             found[field] = dtype
-        return Precision(platform, self.cast_forward_inputs, **found)
+        return Precision(platform, self.cast_forward_inputs, self.apply_grad_on_fp32_main_grad, **found)
 
 
 @dataclass(frozen=True)
@@ -57,6 +50,7 @@ class Precision:
 
     platform: Platform
     cast_inputs: bool
+    keeps_main_grad: bool
     param_dtype: DType | None
     reduce_dtype: DType | None
     output_dtype: DType | None
@@ -75,3 +69,19 @@ class Precision:
     def input_dtype(self) -> DType | None:
         """What floating-point arguments are cast to; None: nothing."""
         return self.param_dtype if self.cast_inputs else None
+
+
+@dataclass(frozen=True)
+class OffloadPolicy:
+    """Where shards, their gradients, and so the optimizer's state lie: on the mesh's device."""
+
+
+@dataclass(frozen=True)
+class CPUOffloadPolicy(OffloadPolicy):
+    """... on the cpu: a piece travels to the device when its unit is gathered, its gradient back when it has been reduced.
+
+    Without effect on a cpu mesh.
+    """
+
+    pin_memory: bool = True
+    """Page-locked memory, so that copies run beside the computation. It counts against what the machine may lock."""

@@ -1,9 +1,4 @@
-"""From gradients of whole parameters to mean gradients of shards: one reduce-scatter per dtype.
-
-[Note: what travels] The input of the reduce-scatter has one line per rank. A line holds the chunks of that rank's shards,
-with their padding, and a tail that is the same in all lines: the gradients of scalars (which are replicated, so every rank
-wants their mean), and one number per parameter, 1 if this rank has a gradient for it, else 0. So after one collective
-every rank knows the mean gradients of its shards and of all scalars, and which parameters no rank has used.
+"""From gradients of whole parameters to mean gradients of shards: one reduce-scatter per dtype, and what follows it.
 
 [Note: unused parameters] A rank without a gradient sends zeros, as every rank takes part in every reduction whatever branch
 it took. A parameter that no rank has used gets no gradient (None stays None), as in one process. The numbers that tell so
@@ -12,81 +7,142 @@ are read only where this rank has no gradient itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.lines import Gradients, Lines
 from hp_fsdp.places import Places
+from hp_fsdp.shard_gradients import ShardGradients
+from hp_fsdp.streams import Streams, Task
 from hp_platform import collectives
 from hp_platform.platform import Platform
-from hp_platform.protocols.tensor import DType, Tensor
+from hp_platform.protocols.tensor import Tensor
+
+ReduceOp = Literal["mean", "sum"]
 
 
-def average_gradients(platform: Platform, params: Sequence[ManagedParameter], places: Places) -> None:
-    """Take the gradients of the whole parameters and add their mean over all ranks to the gradients of the shards.
+@dataclass(frozen=True)
+class Wishes:
+    """How gradients are reduced; set by the user, for a unit."""
 
-    Communication, for each dtype in which gradients travel: one reduce-scatter over the shard group, then (2-D mesh) one
-    all-reduce of a line over the replicate group.
-    """
-    groups: dict[DType, list[ManagedParameter]] = {}
-    for param in params:
-        groups.setdefault(param.wire_dtype, []).append(param)
-    for dtype, together in groups.items():
-        # Sharded ones first: their chunks are the line, the scalars its tail.
-        ordered = sorted(together, key=lambda param: param.slot is None)
-        _average(platform, ordered, places, dtype)
+    op: ReduceOp = "mean"
+    factor: Any = None
+    """Every gradient is multiplied by it once: a number, a tensor with one element, or None."""
+    is_fused: bool = True
+    all_reduce: bool = True
+    """Whether replicas are reduced now, or in a later backward."""
 
 
-def _average(platform: Platform, params: Sequence[ManagedParameter], places: Places, dtype: DType) -> None:
-    gradients = [param.take_gradient() for param in params]
-    lines = _pack(platform, params, gradients, places, dtype)
-    line = collectives.reduce_scatter(platform.reshape(lines, (-1,)), places.shard_group, "mean")
-    if places.replicate_group is not None:
-        line = collectives.all_reduce(line, places.replicate_group, "mean")
-    sizes = [1 if param.slot is None else param.slot.numel for param in params]
-    *pieces, used_anywhere = platform.split(line, [*sizes, len(params)])
-    absent = [gradient is None for gradient in gradients]
-    unused = platform.to_numpy(used_anywhere) == 0 if any(absent) else absent
-    # A gradient that is part of a larger tensor cannot be written in place everywhere.
-    whole = not platform.supports("write_into_view", places.device)
-    for param, piece, skip in zip(params, pieces, unused, strict=True):
-        if skip:
-            continue
-        shape = param.local_shape(places.shard_rank)
-        if param.slot is not None:
-            piece = platform.narrow(piece, 0, 0, param.slot.local_numel(places.shard_rank))
-        gradient = platform.reshape(piece, shape)
-        param.add_to_shard_gradient(platform.clone(gradient) if whole else gradient)
+class Reduction:
+    """One reduction, from its launch until the gradients of the shards are there."""
 
+    def __init__(
+        self, streams: Streams, places: Places, lines: Lines, wishes: Wishes, target: ShardGradients
+    ) -> None:
+        self.platform: Platform = streams.platform
+        self.streams = streams
+        self.places = places
+        self.lines = lines
+        self.wishes = wishes
+        self.target = target
+        self._task: Task | None = None
+        self._kept: Any = None
+        self._undecided: Callable[[], None] | None = None
 
-def _pack(
-    platform: Platform,
-    params: Sequence[ManagedParameter],
-    gradients: Sequence[Tensor | None],
-    places: Places,
-    dtype: DType,
-) -> Tensor:
-    """The lines, ``(ranks, line)``; see [Note: what travels]."""
-    blocks, tail = [], []
-    for param, gradient in zip(params, gradients, strict=True):
-        slot = param.slot
-        if slot is None:
-            one = platform.zeros((1, 1), dtype, places.device) if gradient is None else gradient
-            tail.append(platform.reshape(one, (1, 1)))
-        elif gradient is None:
-            blocks.append(platform.zeros((slot.num_ranks, slot.numel), dtype, places.device))
+    def launch(self) -> None:
+        """Take the gradients and send them.
+
+        Communication: one reduce-scatter of the lines over the shard group (without fusion one per parameter); then, on a
+        2-D mesh and unless it was put off, one all-reduce of a line over the replicate group.
+        """
+        lines, streams = self.lines, self.streams
+        gradients = [param.take_gradient() for param in lines.params]
+        absent = [x is None for x in gradients]
+        row, blocks = self._packed(gradients)
+        # Kept until the reduction is over: see [Note: memory and streams].
+        self._kept = blocks
+
+        def start() -> Callable[[], None]:
+            works = self._scatter(row, blocks)
+
+            def follow() -> None:
+                for work in works:
+                    work.wait()
+                self._settle(row, absent)
+
+            return follow
+
+        self._task = streams.run(streams.reduce, start)
+
+    def finish(self) -> None:
+        """Gradients of the shards are there for what the computation does next, and the buffers may be used again."""
+        if self._task is not None:
+            self._task.wait()
+            self._task = self._kept = None
+        if self._undecided is not None:
+            undecided, self._undecided = self._undecided, None
+            undecided()
+
+    def _packed(self, gradients: Gradients) -> tuple[Tensor, list[Tensor]]:
+        """Where this rank's line of the result goes, and what is sent."""
+        platform, lines, places = self.platform, self.lines, self.places
+        alone = places.num_shards == 1
+        kind = places.device.partition(":")[0]
+        if not alone and (not self.wishes.is_fused or platform.can_coalesce(kind)):
+            row = platform.empty((lines.numel,), lines.dtype, places.device)
+            return row, lines.blocks(gradients)
+        matrix = platform.reshape(lines.rows(gradients), (-1,))
+        if alone:
+            return matrix, []
+        return platform.empty((lines.numel,), lines.dtype, places.device), [matrix]
+
+    def _scatter(self, row: Tensor, blocks: list[Tensor]) -> list[Any]:
+        platform, group, op = self.platform, self.places.shard_group, self.wishes.op
+        async_op = self.streams.async_op
+        if not blocks:
+            return []
+        if len(blocks) == 1:
+            work: Any = collectives.reduce_scatter(blocks[0], group, op, out=row, async_op=async_op)
+            return [work] if async_op else []
+        pieces = platform.split(platform.reshape(row, (1, -1)), self.lines.sizes, 1)
+        if self.wishes.is_fused:
+            work = collectives.reduce_scatter_coalesced(blocks, group, op, outs=pieces, async_op=async_op)
+            return [work] if async_op else []
+        works = [
+            collectives.reduce_scatter(block, group, op, out=piece, async_op=async_op)
+            for block, piece in zip(blocks, pieces, strict=True)
+        ]
+        return works if async_op else []
+
+    def _settle(self, row: Tensor, absent: list[bool]) -> None:
+        """Behind the reduce-scatter, in its stream."""
+        platform, replicas, wishes = self.platform, self.places.replicate_group, self.wishes
+        row = self.target.with_kept(self.lines, row)
+        if replicas is not None and not wishes.all_reduce:
+            self.target.keep(self.lines, row)
+            return
+        if replicas is not None:
+            row = collectives.all_reduce(row, replicas, wishes.op, out=row)
+        *pieces, used = platform.split(
+            row, [*self.lines.sizes[:-1], len(self.lines.scalars), len(self.lines.params)]
+        )
+        scalars = pieces.pop()
+        parts = [*pieces, *platform.split(scalars, [1] * len(self.lines.scalars))]
+        if wishes.factor is not None:
+            for part in parts:
+                platform.mul_(part, wishes.factor)
+        if not any(absent):
+            self.target.add(self.lines.params, parts)
+            return
+
+        def decide() -> None:
+            unused = platform.to_numpy(used) == 0
+            kept = [(p, x) for p, x, skip in zip(self.lines.params, parts, unused, strict=True) if not skip]
+            self.target.add([p for p, _ in kept], [x for _, x in kept])
+
+        # Reading numbers makes the host wait for the device: not before it must.
+        if self.streams.are_real:
+            self._undecided = decide
         else:
-            if slot.padding_rows:
-                padding = platform.zeros((slot.padding_rows, *slot.shape[1:]), dtype, places.device)
-                gradient = platform.cat([gradient, padding])
-            blocks.append(platform.reshape(gradient, (slot.num_ranks, slot.numel)))
-    tail.append(_used_here(platform, gradients, dtype, places.device))
-    line_end = platform.cat(tail, 1)
-    blocks.append(platform.cat([line_end] * places.num_shards))
-    return platform.cat(blocks, 1)
-
-
-def _used_here(platform: Platform, gradients: Sequence[Tensor | None], dtype: DType, device: str) -> Tensor:
-    used = [float(gradient is not None) for gradient in gradients]
-    if all(used):  # filled on the device: nothing travels from the host in the common case
-        return platform.full((1, len(used)), 1.0, dtype, device)
-    return platform.tensor([used], dtype, device)
+            decide()

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from hp_fsdp.order import Order
+from hp_fsdp.reduce import Reduction
+from hp_fsdp.streams import Streams
 from hp_fsdp.unit import ShardState, Unit, units_in
+from hp_platform import _process
 from hp_platform.platform import Platform
+
+MAX_REDUCTIONS = 2
+"""How many are under way at most. With one, the next unit would wait for the buffer of the one before (measured: +6 % of a step)."""
 
 
 class RootContext:
@@ -11,15 +20,31 @@ class RootContext:
 
     [Note: passes] A pass is one call of the outermost module. What an earlier pass has gathered and no backward has
     re-sharded (its loss was dropped) may be older than the optimizer's last step, so a new pass gathers it again.
+
+    [Note: looking ahead] When a unit begins, the one that followed it last time is gathered behind it, while it computes. So
+    two units besides the root are whole at a time, not more.
     """
 
     def __init__(self, root: Unit, units: list[Unit]) -> None:
         self.platform: Platform = root.platform
         self.root = root
         self.units = units
+        self.streams = Streams(root.platform, root.places.device)
         self.pass_number = 0
         self.in_backward = False
+        self.is_last_backward = True
         self._active: list[Unit] = []
+        self._forward = Order[Unit]()
+        self._backward = Order[Unit]()
+        self._left: list[Unit] = []
+        """Units in the order in which they ended forward."""
+        self._ahead: set[Unit] = set()
+        """Gathered for somebody who has not come yet."""
+        self._looked: dict[Unit, int] = {}
+        self._reductions: deque[Reduction] = deque()
+        self.number = max((other.number for other in _process.state.sharded_roots), default=0) + 1
+        """Of the roots in this process, by age: all ranks end their reductions in this order."""
+        _process.state.sharded_roots.add(self)
 
     # --- forward
     def enter(self, unit: Unit) -> None:
@@ -29,13 +54,61 @@ class RootContext:
             self._active = self._active[: self._active.index(unit)]
         if not self._active:
             self.pass_number = self.pass_number + 1
-            self.forget_dead_backward()
+            self._forward.begin()
+            self._left = []
+            self._reshard_ahead()
+            self._close_rounds()
         self._active.append(unit)
+
+    def gather_for_forward(self, unit: Unit) -> None:
+        """Show the unit's whole parameters, as they are in the present pass, and gather ahead."""
+        if unit.is_stale(self.pass_number):
+            unit.reshard()
+        unit.launch_gather()
+        following = self._forward.enter(unit)
+        self._gather_ahead(unit.options.forward_prefetch, following)
+        self._ahead.discard(unit)
+        unit.show()
+        unit.gathered_in_pass = self.pass_number
 
     def leave(self, unit: Unit) -> None:
         """The call ends."""
+        self._left.append(unit)
         if unit in self._active:
             self._active = self._active[: self._active.index(unit)]
+        if not self._active:
+            self._close_rounds()
+            self._reshard_ahead()
+
+    def _close_rounds(self) -> None:
+        """Units of several modules of which only some were called, or that an exception left."""
+        for unit in self.units:
+            if unit.entered:
+                unit.entered = set()
+                unit.reshard()
+
+    def look_at_shards(self, unit: Unit) -> None:
+        """Once per pass: the user may have changed what lies below the parameters."""
+        runs = bool(self._active) or self.in_backward
+        if not runs or self._looked.get(unit) != self.pass_number:
+            unit.refresh()
+            if runs:
+                self._looked[unit] = self.pass_number
+
+    def _gather_ahead(self, told: list[Unit] | None, following: Unit | None) -> None:
+        for unit in told if told is not None else [] if following is None else [following]:
+            if unit.is_stale(self.pass_number):
+                unit.reshard()
+            if unit.state is ShardState.SHARDED:
+                unit.launch_gather()
+                unit.gathered_in_pass = self.pass_number
+                self._ahead.add(unit)
+
+    def _reshard_ahead(self) -> None:
+        for unit in self.units:
+            if unit in self._ahead:
+                unit.reshard()
+        self._ahead = set()
 
     # --- backward
     def begin_backward(self) -> None:
@@ -43,12 +116,41 @@ class RootContext:
         if not self.in_backward:
             self.platform.queue_backward_callback(self._end_backward)
             self.in_backward = True
+            expected = list(dict.fromkeys(reversed(self._left)))
+            self._backward.begin(expected)
+
+    def gather_for_backward(self, unit: Unit) -> None:
+        """Show the unit's whole parameters, and gather ahead."""
+        unit.launch_gather()
+        if (
+            not self._backward.seen or self._backward.seen[-1] is not unit
+        ):  # an output more of the same call is no news
+            following = self._backward.enter(unit)
+            self._gather_ahead(unit.options.backward_prefetch, following)
+        self._ahead.discard(unit)
+        unit.show()
+
+    def launch(self, reduction: Reduction) -> None:
+        """Begin a reduction; if too many are under way, the first of them must be over before its buffers are used again."""
+        while len(self._reductions) >= MAX_REDUCTIONS:
+            self._reductions.popleft().finish()
+        self._reductions.append(reduction)
+        reduction.launch()
+
+    def drain(self) -> None:
+        """Finish all reductions: gradients of shards are there for what the computation does next."""
+        while self._reductions:
+            self._reductions.popleft().finish()
 
     def _end_backward(self) -> None:
         # The order is that of the module tree on all ranks, so that they launch the same collectives.
         self.in_backward = False
         for unit in reversed(self.units):
             unit.finish_backward()
+        self._reshard_ahead()
+        if self.is_last_backward:
+            with self.platform.no_grad():
+                self.drain()
 
     def forget_dead_backward(self) -> None:
         """After a backward that ended with an exception, which calls nobody back, start anew."""
@@ -58,6 +160,8 @@ class RootContext:
             self.platform.queue_backward_callback(_nothing)
         except RuntimeError:  # we are outside of a backward: the one that has begun is dead
             self.in_backward = False
+            with self.platform.no_grad():
+                self.drain()
             for unit in self.units:
                 unit.open_uses = []
                 unit.has_news = False
@@ -75,7 +179,7 @@ def context_of(unit: Unit) -> RootContext:
     """
     if unit.context is not None:
         return unit.context
-    units = list(units_in(unit.platform, unit.module))
+    units = list(dict.fromkeys(each for module in unit.modules for each in units_in(unit.platform, module)))
     for inner in units:
         if inner.context is not None:
             inner.context.forget_dead_backward()
@@ -84,6 +188,8 @@ def context_of(unit: Unit) -> RootContext:
                     f"{unit.label} was called while {inner.label}, which is inside of it, runs backward: call the outer "
                     "module first"
                 )
+            with unit.platform.no_grad():
+                inner.context.drain()
     context = RootContext(unit, units)
     for each in units:
         # Passes of a root that a unit was before are counted by other numbers.
@@ -95,16 +201,7 @@ def context_of(unit: Unit) -> RootContext:
 
 def reshards_after_forward(unit: Unit) -> bool:
     """Whether the unit frees its whole parameters after forward. The root keeps them: backward begins with it."""
-    if unit.reshard_as_told is not None:
-        return unit.reshard_as_told
+    if unit.options.reshard_as_told is not None:
+        return unit.options.reshard_as_told
     assert unit.context is not None
-    return unit.reshard_by_default and unit.context.root is not unit
-
-
-def refresh(unit: Unit, context: RootContext) -> None:
-    """Show the unit's whole parameters, as they are in the present pass."""
-    stale = unit.gathered_in_pass is not None and unit.gathered_in_pass != context.pass_number
-    if unit.state is not ShardState.SHARDED and stale:
-        unit.gather()
-    unit.show()
-    unit.gathered_in_pass = context.pass_number
+    return unit.options.reshard_after_forward is not False and unit.context.root is not unit

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hp_fsdp.buffer import FlatBuffer
-from hp_fsdp.gather import gather_columns
-from hp_fsdp.layout import plan_rows
+from hp_fsdp.arrangement import Arrangement
 from hp_fsdp.parameter import OWNER_MARK, ManagedParameter
 from hp_fsdp.places import Places
 from hp_fsdp.policy import Precision
-from hp_fsdp.reduce import average_gradients
+from hp_fsdp.reduce import Reduction, Wishes
+from hp_fsdp.shard_gradients import ShardGradients, clear_main_grad
+from hp_fsdp.small_world import SmallWorld
+from hp_fsdp.streams import Task
 from hp_platform.platform import Platform
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class ShardState(enum.Enum):
 
     SHARDED = "sharded"
     """No memory is held for whole parameters; the modules show the shards."""
+    GATHERING = "gathering"
+    """Memory is held, and is being filled; the modules show the shards."""
     GATHERED = "gathered"
     """Whole parameters are there, for backward or for the next forward; the modules show the shards."""
     SHOWN = "shown"
@@ -43,34 +46,54 @@ class Uses:
     """How many of them a backward has left through their inputs."""
 
 
-class Unit:
-    """What one ``fully_shard`` call manages. Collectives are launched by :meth:`unshard` and :meth:`reduce_gradients` only."""
+@dataclass
+class Options:
+    """What ``fully_shard`` was told of a unit, and what was changed since."""
 
-    def __init__(
-        self,
-        platform: Platform,
-        module: Any,
-        places: Places,
-        precision: Precision,
-        *,
-        reshard_after_forward: bool,
-    ) -> None:
+    precision: Precision
+    reshard_after_forward: bool | int = True
+    reshard_as_told: bool | None = None
+    """What set_reshard_after_forward said; it also counts for the root."""
+    reshard_after_backward: bool = True
+    comm_fusion: bool | None = None
+    zero_copy: bool | None = None
+    offload: bool = False
+    pin_memory: bool = True
+    sync_gradients: bool = True
+    wishes: Wishes = field(default_factory=Wishes)
+    forward_prefetch: list[Any] | None = None
+    """Units to gather when this one's forward begins; None: by the order of the pass before."""
+    backward_prefetch: list[Any] | None = None
+
+
+class Unit:
+    """What one ``fully_shard`` call manages. Collectives are launched by :meth:`launch_gather` and :meth:`reduce_gradients` only."""
+
+    def __init__(self, platform: Platform, modules: Sequence[Any], places: Places, options: Options) -> None:
         self.platform = platform
-        self.module = module
-        self.label = type(module).__name__
+        self.modules = tuple(modules)
+        self.label = ", ".join(type(module).__name__ for module in modules)
         self.places = places
-        self.precision = precision
+        self.options = options
         self.params: list[ManagedParameter] = []
-        self.buffers: list[FlatBuffer] = []
+        self.arrangement = Arrangement(platform, [], places, options)
+        self.gradients = ShardGradients(platform, places, in_main_grad=options.precision.keeps_main_grad)
+        self.hooks: Any = None
+        """Its :class:`hp_fsdp.hooks.UnitHooks`."""
+        self.small_world: SmallWorld | None = None
+        """Where whole parameters are kept between forward and backward, if they are cut among fewer ranks then."""
         self.state = ShardState.SHARDED
         self.context: RootContext | None = None
-        self.sync_gradients = True
-        self.reshard_by_default = reshard_after_forward
-        self.reshard_as_told: bool | None = None
-        """What set_reshard_after_forward said; it also counts for the root."""
+        self._gathering: Task | None = None
         # --- the course of a step
         self.gathered_in_pass: int | None = None
         """The pass whose forward used what is gathered; None if it was gathered by hand since."""
+        self.versions: tuple[int, ...] = ()
+        """Of the shards, when they were gathered."""
+        self.entered: set[int] = set()
+        """Identities of the modules that have been called in the running forward, until the last has ended."""
+        self.is_hidden = False
+        """Whether a part of the last forward can tell nobody of its backward."""
         self.uses: Uses | None = None
         self.open_uses: list[Uses] = []
         """Passes that the running backward has entered and not left."""
@@ -84,8 +107,7 @@ class Unit:
         """Take over parameters; with ``whole`` they are not cut yet."""
         for param in params:
             if whole:
-                slot = plan_rows([param.shape], self.places.num_shards).slots[0] if param.shape else None
-                param.cut(slot, self.places)
+                self.arrangement.cut(param)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
         self._arrange([*self.params, *params])
 
@@ -94,29 +116,50 @@ class Unit:
         self._arrange([kept for kept in self.params if kept is not param])
 
     def _arrange(self, params: list[ManagedParameter]) -> None:
-        """Lay out the buffers, and make the whole tensors."""
         assert self.state is ShardState.SHARDED
-        places = self.places
-        kinds: dict[tuple[Any, bool], list[ManagedParameter]] = {}
-        for param in params:
-            if param.shape:
-                kinds.setdefault((param.dtype, param.trains), []).append(param)
         self.params = params
-        self.buffers = [
-            FlatBuffer(self.platform, kind, places.num_shards, places.shard_rank, places.device)
-            for kind in kinds.values()
-        ]
-        for param in params:
-            param.make_full(self.precision, places.device)
+        self.arrangement = Arrangement(self.platform, params, self.places, self.options)
+
+    def refresh(self) -> None:
+        """Look at the shards as they are now: the user may have put other objects or other memory there.
+
+        RuntimeError for what does not fit.
+        """
+        changed = [param.adopt() for param in self.params]
+        if any(changed):
+            self._arrange(self.params)
+        self.arrangement.refresh()
 
     # --- gathering
-    def unshard(self) -> None:
-        """Have the whole parameters there. Nothing to do if they are.
+    def launch_gather(self) -> None:
+        """Begin to fill the whole parameters with the shards' present values, if they are not there.
 
         Communication: one all-gather per compute dtype over the shard group.
         """
-        if self.state is ShardState.SHARDED:
-            self.gather()
+        if self.state is not ShardState.SHARDED:
+            return
+        assert self.context is not None
+        streams = self.context.streams
+        small_world = self.small_world
+        with self.platform.no_grad(), self._named("gather"):
+            if small_world is not None and small_world.is_full:
+                start = small_world.launch
+            else:
+                self.context.look_at_shards(self)
+                start = self.arrangement.launch
+            self.arrangement.allocate()
+            self._gathering = streams.run(streams.gather, lambda: start(streams.async_op))
+        self.state = ShardState.GATHERING
+
+    def unshard(self) -> None:
+        """Have the whole parameters there. Nothing to do if they are."""
+        self.launch_gather()
+        if self.state is ShardState.GATHERING:
+            assert self._gathering is not None
+            with self.platform.no_grad():
+                self._gathering.wait()
+            self._gathering = None
+            self.versions = self._versions()
             self.state = ShardState.GATHERED
 
     def show(self) -> None:
@@ -134,25 +177,41 @@ class Unit:
                 param.show_shard()
             self.state = ShardState.GATHERED
 
-    def gather(self) -> None:
-        """Fill the whole tensors with the shards' present values, also if they are filled already."""
-        platform = self.platform
-        with platform.no_grad(), self._named("gather"):
-            columns = gather_columns(platform, self.buffers, self.places, self.precision.compute_dtype)
-            scalars = [(p, platform.detach(p.shard)) for p in self.params if p.slot is None]
-            parts = [*columns, *scalars]
-            # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
-            with platform.preserve_version([param.full for param, _ in parts]):
-                targets = [param.allocate() for param, _ in parts]
-                platform.foreach_copy_(targets, [values for _, values in parts])
-
     def reshard(self) -> None:
         """Free the whole parameters. No communication."""
+        if self.small_world is not None:
+            self.small_world.clear()
+        if self.state is ShardState.SHARDED:
+            return
+        self.unshard()  # memory that is being filled cannot be freed
+        self.hide()
+        self.arrangement.free()
+        self.state = ShardState.SHARDED
+
+    def reshard_to_small_world(self) -> None:
+        """Keep of the whole parameters what :class:`SmallWorld` keeps, and free them. No communication."""
         self.hide()
         if self.state is ShardState.GATHERED:
-            for param in self.params:
-                param.free()
+            assert self.small_world is not None
+            with self.platform.no_grad():
+                self.small_world.fill(self.arrangement.wholes)
+            self.arrangement.free()
             self.state = ShardState.SHARDED
+
+    def is_stale(self, pass_number: int) -> bool:
+        """Whether what is gathered may be older than the shards."""
+        if self.state is ShardState.SHARDED:
+            return self.small_world is not None and self.small_world.is_full
+        if self.gathered_in_pass is None or self.gathered_in_pass == pass_number:
+            return False
+        keeps = not self.options.reshard_after_backward
+        counts = self.platform.supports("version_counter", self.places.device)
+        return not (keeps and counts and self.versions == self._versions())
+
+    def _versions(self) -> tuple[int, ...]:
+        if self.options.reshard_after_backward:
+            return ()
+        return tuple(self.platform.version(param.shard) for param in self.params)
 
     # --- backward
     def before_backward(self, uses: Uses) -> None:
@@ -162,7 +221,7 @@ class Unit:
         self.has_news = True
         if uses not in self.open_uses:
             self.open_uses.append(uses)
-        self.show()  # also for what recomputes a part of the unit's forward
+        self.context.gather_for_backward(self)  # also for what recomputes a part of the unit's forward
 
     def after_backward(self, uses: Uses) -> None:
         """Gradients have left through the inputs of a call: everything that this call adds is there.
@@ -181,31 +240,48 @@ class Unit:
     def settle(self) -> None:
         """Reduce what has come, or set it aside, and re-shard."""
         with self.platform.no_grad():
-            if self.sync_gradients:
+            if self.options.sync_gradients:
                 self.reduce_gradients()
             else:
                 for param in self.params:
                     param.keep_gradient()
                 self.owes_sync = True
             self.has_news = False
-            self.reshard()
+            self._end_of_backward()
 
     def finish_backward(self) -> None:
         """The backward is over: settle what could not be before, and re-shard in any case."""
-        if self.has_news or (self.owes_sync and self.sync_gradients):
+        if self.has_news or (self.owes_sync and self.options.sync_gradients):
             self.settle()
         for uses in self.open_uses:
             uses.num_done = 0
         self.open_uses = []
-        self.reshard()
+        self._end_of_backward()
+
+    def _end_of_backward(self) -> None:
+        if self.options.reshard_after_backward:
+            self.reshard()
+        else:
+            self.hide()
 
     def reduce_gradients(self) -> None:
-        """See :func:`hp_fsdp.reduce.average_gradients`; parameters that do not train now take no part."""
-        training = [param for param in self.params if param.trains]
+        """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train now take no part."""
+        assert self.context is not None
         self.owes_sync = False
-        if training:
+        for lines in self.arrangement.lines(tuple(param.trains for param in self.params)):
             with self._named("reduce"):
-                average_gradients(self.platform, training, self.places)
+                reduction = Reduction(
+                    self.context.streams, self.places, lines, self.options.wishes, self.gradients
+                )
+                self.context.launch(reduction)
+
+    def forget_gradients(self) -> None:
+        """Of the whole parameters, and what waits for a reduction of replicas."""
+        for param in self.params:
+            param.forget_gradients()
+            clear_main_grad(param)
+        self.gradients.forget()
+        self.owes_sync = False
 
     def _gradient_came(self) -> None:
         assert self.context is not None
@@ -217,10 +293,12 @@ class Unit:
 
 
 def units_in(platform: Platform, module: Any) -> Iterable[Unit]:
-    """The units of ``module`` and of everything in it, outer ones first."""
+    """The units of ``module`` and of everything in it, outer ones first, each once."""
+    seen: set[int] = set()
     for _, found in platform.named_modules(module):
         unit = unit_of(found)
-        if unit is not None:
+        if unit is not None and id(unit) not in seen:
+            seen.add(id(unit))
             yield unit
 
 

@@ -1,0 +1,99 @@
+"""Checks of what ``fully_shard`` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hp_dtensor import Shard
+from hp_fsdp.unit import unit_of
+from hp_platform import process_groups
+from hp_platform.mesh import DeviceMesh, init_device_mesh
+from hp_platform.platform import Platform
+
+
+def checked_modules(platform: Platform, given: Any) -> list[Any]:
+    """The modules of a unit: of a list those that are not inside of another one. ValueError for anything that is none."""
+    listed = isinstance(given, (list, tuple)) and not platform.is_module(given)
+    if listed and not given:
+        raise ValueError("fully_shard takes a module or a list of modules, got an empty list")
+    modules = list(given) if listed else [given]
+    for index, module in enumerate(modules):
+        if not platform.is_module(module):
+            where = f" at index {index}" if listed else ""
+            raise ValueError(
+                f"fully_shard takes a module of {platform.platform_type.value}, got {type(module).__name__}{where}"
+            )
+    inside = {id(each) for module in modules for name, each in platform.named_modules(module) if name}
+    roots = list({id(module): module for module in modules if id(module) not in inside}.values())
+    for module in roots:
+        if unit_of(module) is not None:
+            raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once per module")
+        if isinstance(module, platform.ModuleList):
+            raise ValueError(
+                "a ModuleList has no forward, so nothing would gather its parameters: call fully_shard on each of its modules"
+            )
+    return roots
+
+
+def checked_mesh(platform: Platform, modules: Sequence[Any], mesh: Any) -> DeviceMesh:
+    """The mesh; without one, all ranks on the first parameter's kind of device."""
+    if mesh is None:
+        found = next((p for module in modules for _, p in platform.named_parameters(module)), None)
+        device = "meta" if found is None else platform.device_of(found).partition(":")[0]
+        kind = None if device == "meta" else device
+        return init_device_mesh(kind, (process_groups.ensure_initialized(kind).size,))
+    if not isinstance(mesh, DeviceMesh):
+        raise ValueError(
+            f"mesh must be a hp_platform.DeviceMesh or None, got {type(mesh).__name__}: make one with "
+            "init_device_mesh(device_type, (num_ranks,))"
+        )
+    return mesh
+
+
+def checked_reshard(given: Any, num_shards: int) -> bool | int:
+    """``reshard_after_forward``: a bool, or the number of ranks to cut among, which must divide the shard group."""
+    if isinstance(given, bool):
+        return given
+    if not isinstance(given, int):
+        raise ValueError(f"reshard_after_forward must be True, False or a number of ranks, got {given!r}")
+    if given < 1 or num_shards % given:
+        raise ValueError(
+            f"reshard_after_forward={given} must divide the {num_shards} ranks that share the parameters: after forward every "
+            "so many neighbours hold all of them"
+        )
+    # Among all of them: that is the usual cut. Alone: whole parameters are kept.
+    return True if given == num_shards else False if given == 1 else given
+
+
+def checked_parameters(platform: Platform, name: str, given: Iterable[Any] | None) -> set[int]:
+    """Identities of parameters given as ``ignored_params`` or ``replicate_params``."""
+    found = list(given) if given is not None else []
+    for index, parameter in enumerate(found):
+        if not platform.is_parameter(parameter):
+            raise ValueError(f"{name}[{index}] must be a parameter, got {type(parameter).__name__}")
+    return {id(parameter) for parameter in found}
+
+
+def checked_dim(fn: Any, parameter: Any, name: str) -> int:
+    """Which dim of the parameter is sharded, as ``shard_placement_fn`` says."""
+    placement = None if fn is None else fn(parameter)
+    if placement is None:
+        return 0
+    if type(placement) is not Shard:
+        raise ValueError(
+            f"shard_placement_fn must return a Shard or None, got {placement!r} for parameter {name!r}"
+        )
+    ndim = len(parameter.shape)
+    if not -ndim <= placement.dim < ndim:
+        raise ValueError(
+            f"shard_placement_fn gave {placement!r} for parameter {name!r} of shape {tuple(parameter.shape)}: it has no such dim"
+        )
+    return placement.dim % ndim
+
+
+def checked_flag(name: str, given: Any) -> bool | None:
+    """True, False or None."""
+    if given is not None and not isinstance(given, bool):
+        raise ValueError(f"{name} must be True, False or None, got {given!r}")
+    return given

@@ -1,0 +1,145 @@
+"""How the parameters of a unit lie: in rows while they are shards, in storages while they are whole, in lines when reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hp_fsdp.buffer import FlatBuffer
+from hp_fsdp.layout import plan_rows
+from hp_fsdp.lines import Lines
+from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.places import Places
+from hp_fsdp.whole import ReplicatedParameters, WholeParameters
+from hp_platform.platform import Platform
+
+if TYPE_CHECKING:
+    from hp_fsdp.unit import Options
+
+
+class Arrangement:
+    """Made anew whenever the unit gets or loses a parameter."""
+
+    def __init__(
+        self, platform: Platform, params: Sequence[ManagedParameter], places: Places, options: Options
+    ) -> None:
+        self.platform = platform
+        self.params = tuple(params)
+        self.places = places
+        self.options = options
+        self.shard_device = "cpu" if options.offload else places.device
+        self._lines: dict[tuple[bool, ...], list[Lines]] = {}
+        precision = options.precision
+        for param in params:
+            param.compute_dtype = precision.compute_dtype(param.dtype)
+            param.wire_dtype = precision.wire_dtype(param.dtype)
+        self.buffers = self._make_buffers()
+        self._make_whole()
+
+    def cut(self, param: ManagedParameter) -> None:
+        """Reduce a parameter to this rank's chunk."""
+        slot = None
+        if param.dim is not None:
+            slot = plan_rows([param.shape], self.places.num_shards, [param.dim]).slots[0]
+        param.slot = slot
+        param.cut(slot, self.places, self.shard_device)
+
+    def _make_buffers(self) -> list[FlatBuffer]:
+        platform, places, options = self.platform, self.places, self.options
+        kinds: dict[tuple[Any, bool], list[ManagedParameter]] = {}
+        for param in self.params:
+            if param.dim is not None:
+                kinds.setdefault((param.dtype, param.trains), []).append(param)
+        shares = options.zero_copy is not False and can_share(platform, self.shard_device)
+        return [
+            FlatBuffer(
+                platform,
+                kind,
+                places.num_shards,
+                places.shard_rank,
+                self.shard_device,
+                shares_memory=shares,
+            )
+            for kind in kinds.values()
+        ]
+
+    def _make_whole(self) -> None:
+        platform, places, options = self.platform, self.places, self.options
+        self.aliases = [param for param in self.params if self._is_alias(param)]
+        for param in self.aliases:
+            param.set_whole(platform.detach(param.shard), is_alias=True)
+        casts = [param for param in self.params if param.dim is None and not self._is_alias(param)]
+        self.replicated = ReplicatedParameters(platform, casts, places.device)
+        together: dict[Any, list[FlatBuffer]] = {}
+        for buffer in self.buffers:
+            if not self._is_alias(buffer.params[0]):
+                together.setdefault(buffer.params[0].compute_dtype, []).append(buffer)
+        self.wholes = [
+            WholeParameters(platform, buffers, dtype, places, is_fused=options.comm_fusion is not False)
+            for dtype, buffers in together.items()
+        ]
+
+    def _is_alias(self, param: ManagedParameter) -> bool:
+        """See [Note: whole without a copy]."""
+        is_whole = param.dim is None or self.places.num_shards == 1
+        return is_whole and param.compute_dtype == param.dtype and not self.options.offload
+
+    # --- the shards as they are
+    def on_meta(self) -> list[str]:
+        """Names of parameters without values."""
+        return [name for buffer in self.buffers for name in buffer.on_meta()]
+
+    def refresh(self) -> None:
+        """See :meth:`FlatBuffer.refresh`."""
+        for buffer in self.buffers:
+            buffer.refresh()
+        for param in self.aliases:
+            param.follow_shard()
+
+    # --- the whole parameters
+    def allocate(self) -> None:
+        """Get memory for them."""
+        for whole in self.wholes:
+            whole.allocate()
+
+    def free(self) -> None:
+        """Give it back."""
+        for whole in self.wholes:
+            whole.free()
+
+    def launch(self, async_op: bool) -> Callable[[], None]:
+        """Begin to fill them; what has to follow. See :meth:`WholeParameters.launch`."""
+        self.replicated.fill()
+        follows = [whole.launch(async_op) for whole in self.wholes]
+
+        def follow() -> None:
+            for each in follows:
+                each()
+
+        return follow
+
+    # --- their gradients
+    def lines(self, trains: tuple[bool, ...]) -> list[Lines]:
+        """One layout per dtype in which gradients travel, of the parameters that train."""
+        found = self._lines.get(trains)
+        if found is None:
+            groups: dict[Any, list[ManagedParameter]] = {}
+            # In the order of the buffers: gradients of a buffer lie as its shards do.
+            ordered = [p for buffer in self.buffers for p in buffer.params]
+            ordered = [*ordered, *(p for p in self.params if p.slot is None)]
+            training = {id(param) for param, flag in zip(self.params, trains, strict=True) if flag}
+            for param in ordered:
+                if id(param) in training:
+                    groups.setdefault(param.wire_dtype, []).append(param)
+            places = self.places
+            found = [
+                Lines(self.platform, group, dtype, places.num_shards, places.device)
+                for dtype, group in groups.items()
+            ]
+            self._lines[trains] = found
+        return found
+
+
+def can_share(platform: Platform, device: str) -> bool:
+    """Whether shards can be parts of a row; see [Note: shards in the row]."""
+    return platform.supports("write_into_view", device) and platform.supports("alias", device)

@@ -1,0 +1,150 @@
+"""What a reduction sends: for every rank a line with its chunks of all gradients, and a tail that is the same in all lines.
+
+[Note: what travels] The tail holds the gradients of scalars (which are replicated, so every rank wants their mean), and one
+number per parameter, 1 if this rank has a gradient for it, else 0. So after one collective every rank knows the mean
+gradients of its shards and of all scalars, and which parameters no rank has used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hp_fsdp.layout import Slot
+from hp_fsdp.parameter import ManagedParameter
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import DType, Tensor
+
+Gradients = Sequence[Tensor | None]
+
+
+class Lines:
+    """The layout of one reduction: parameters (sharded ones first, scalars last) whose gradients travel in one dtype."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        params: Sequence[ManagedParameter],
+        dtype: DType,
+        num_shards: int,
+        device: str,
+    ) -> None:
+        self.platform = platform
+        self.sharded = [param for param in params if param.slot is not None]
+        self.scalars = [param for param in params if param.slot is None]
+        self.params = [*self.sharded, *self.scalars]
+        self.slots: list[Slot] = [param.slot for param in self.sharded if param.slot is not None]
+        self.dtype = dtype
+        self.num_shards = num_shards
+        self.device = device
+        self.tail_numel = len(self.scalars) + len(self.params)
+        self.sizes = [*(slot.numel for slot in self.slots), self.tail_numel]
+        self.numel = sum(self.sizes)
+        """Elements of one line."""
+        self._all_used: Tensor | None = None
+
+    def blocks(self, gradients: Gradients) -> list[Tensor]:
+        """Per parameter its chunks, ``(ranks, slot.numel)``, and the tail, ``(ranks, tail_numel)``.
+
+        Gradients that lie as they must are taken as they are; for the others there is one buffer, filled in one pass.
+        """
+        platform = self.platform
+        given = list(gradients[: len(self.sharded)])
+        ready = [self._is_ready(x, slot) for x, slot in zip(given, self.slots, strict=True)]
+        rest = [
+            slot.numel * self.num_shards
+            for slot, is_ready in zip(self.slots, ready, strict=True)
+            if not is_ready
+        ]
+        blocks: list[Tensor] = []
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        if rest:
+            # The host's time counts here: one buffer and one launch for all.
+            parts = iter(platform.split(platform.empty((sum(rest),), self.dtype, self.device), rest))
+        for x, slot, is_ready in zip(given, self.slots, ready, strict=True):
+            block = x if is_ready else next(parts)
+            if not is_ready:
+                self._plan_copy(block, x, slot, targets, values)
+            blocks.append(platform.reshape(block, (self.num_shards, slot.numel)))
+        platform.foreach_copy_(targets, values)
+        blocks.append(self._tail(gradients))
+        return blocks
+
+    def rows(self, gradients: Gradients) -> Tensor:
+        """All lines as one tensor, ``(ranks, numel)``: for backends that take one tensor, and for those without writable views."""
+        platform = self.platform
+        blocks = []
+        for x, slot in zip(gradients[: len(self.sharded)], self.slots, strict=True):
+            if x is None:
+                blocks.append(platform.zeros((self.num_shards, slot.numel), self.dtype, self.device))
+                continue
+            x = platform.cast(x, self.dtype)
+            if slot.is_leading:
+                if slot.padding_numel:
+                    flat = platform.reshape(x, (-1,))
+                    x = platform.cat([flat, platform.zeros((slot.padding_numel,), self.dtype, self.device)])
+                blocks.append(platform.reshape(x, (self.num_shards, slot.numel)))
+                continue
+            chunks = []
+            for rank in range(self.num_shards):
+                flat = platform.reshape(self._chunk(x, slot, rank), (-1,))
+                padding = slot.numel - slot.local_numel(rank)
+                if padding:
+                    flat = platform.cat([flat, platform.zeros((padding,), self.dtype, self.device)])
+                chunks.append(platform.reshape(flat, (1, slot.numel)))
+            blocks.append(platform.cat(chunks))
+        blocks.append(self._tail(gradients))
+        return platform.cat(blocks, 1)
+
+    def _is_ready(self, x: Tensor | None, slot: Slot) -> bool:
+        """Whether the gradient is its own block: nothing to convert, to pad or to move."""
+        return (
+            x is not None
+            and slot.is_leading
+            and not slot.padding_numel
+            and x.dtype == self.dtype
+            and self.platform.is_contiguous(x)
+        )
+
+    def _plan_copy(
+        self, block: Tensor, x: Tensor | None, slot: Slot, targets: list[Tensor], values: list[Tensor]
+    ) -> None:
+        platform = self.platform
+        if x is None:
+            platform.fill_(block, 0.0)
+        elif slot.is_leading:
+            if slot.padding_numel:
+                platform.fill_(platform.narrow(block, 0, slot.whole_numel, slot.padding_numel), 0.0)
+            targets.append(platform.reshape(platform.narrow(block, 0, 0, slot.whole_numel), slot.shape))
+            values.append(x)
+        else:
+            for rank in range(self.num_shards):
+                start, numel = rank * slot.numel, slot.local_numel(rank)
+                if numel < slot.numel:
+                    platform.fill_(platform.narrow(block, 0, start + numel, slot.numel - numel), 0.0)
+                if numel:
+                    part = platform.narrow(block, 0, start, numel)
+                    targets.append(platform.reshape(part, slot.local_shape(rank)))
+                    values.append(self._chunk(x, slot, rank))
+
+    def _chunk(self, x: Tensor, slot: Slot, rank: int) -> Tensor:
+        length = slot.local_shape(rank)[slot.dim]
+        return self.platform.narrow(x, slot.dim, slot.local_start(rank), length)
+
+    def _tail(self, gradients: Gradients) -> Tensor:
+        platform, scalars = self.platform, gradients[len(self.sharded) :]
+        used = [float(x is not None) for x in gradients]
+        parts = []
+        for x in scalars:
+            one = platform.zeros((), self.dtype, self.device) if x is None else platform.cast(x, self.dtype)
+            parts.append(platform.reshape(one, (1, 1)))
+        if not all(used):
+            parts.append(platform.tensor([used], self.dtype, self.device))
+        elif scalars:
+            parts.append(platform.full((1, len(used)), 1.0, self.dtype, self.device))
+        else:  # the common case: the same tail every time
+            if self._all_used is None:
+                self._all_used = platform.full((self.num_shards, len(used)), 1.0, self.dtype, self.device)
+            return self._all_used
+        line = parts[0] if len(parts) == 1 else platform.cat(parts, 1)
+        return line if self.num_shards == 1 else platform.cat([line] * self.num_shards)

@@ -1,0 +1,70 @@
+"""The queues of a model: computation, gathers, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hp_platform.platform import Platform
+from hp_platform.protocols.device import Event
+
+
+class Streams:
+    """[Note: memory and streams] Whole parameters and buffers of reductions are allocated and freed by the computation's
+    stream. A side stream waits for that stream when it is given work, and the computation waits for the side stream before
+    it touches what came of it, or frees it. So memory goes round in the order of the computation: what is gathered while
+    unit k runs lies where unit k - 1 was, nothing is recorded on streams, and the allocator is never asked to guess.
+
+    Where a device has no streams (cpu), a collective runs in the backend's threads, and what follows it is done when somebody
+    waits for it: see :meth:`run`.
+    """
+
+    def __init__(self, platform: Platform, device: str) -> None:
+        self.platform = platform
+        self.device = platform.device(device)
+        self.are_real = platform.supports("streams", device)
+        self.gather: Any = self.device.new_stream(high_priority=True)
+        self.reduce: Any = self.device.new_stream(high_priority=True)
+
+    def run(self, stream: Any, start: Callable[[], Callable[[], None]]) -> Task:
+        """Call ``start`` on ``stream``, behind what the computation has been given so far.
+
+        It launches collectives and returns what has to follow them: on a stream that is queued at once, elsewhere it is
+        done by the one who waits.
+        """
+        if not self.are_real:
+            return Task(self, start(), None)
+        stream.wait_stream(self.device.current_stream())
+        with self.device.use_stream(stream):
+            start()()
+            return Task(self, None, stream.record_event())
+
+    @property
+    def async_op(self) -> bool:
+        """How collectives are started inside of :meth:`run`: on a side stream they may run in its order."""
+        return not self.are_real
+
+    def use(self, stream: Any) -> AbstractContextManager[None]:
+        """Queue on a side stream."""
+        return self.device.use_stream(stream)
+
+
+class Task:
+    """Something under way on a side stream, or in the backend's threads."""
+
+    __slots__ = ("_event", "_follow", "_streams")
+
+    def __init__(self, streams: Streams, follow: Callable[[], None] | None, event: Event | None) -> None:
+        self._streams = streams
+        self._follow = follow
+        self._event = event
+
+    def wait(self) -> None:
+        """Later work of the computation comes after it. The host waits only where there are no streams."""
+        if self._event is not None:
+            self._streams.device.current_stream().wait_event(self._event)
+            self._event = None
+        if self._follow is not None:
+            follow, self._follow = self._follow, None
+            follow()

@@ -1,0 +1,190 @@
+"""The whole parameters of a unit that have one dtype: where they lie, and how they are filled from all ranks' rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from hp_fsdp.buffer import FlatBuffer
+from hp_fsdp.layout import Slot
+from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.places import Places
+from hp_platform import collectives
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import DType, Tensor
+
+Follow = Callable[[], None]
+
+
+class WholeParameters:
+    """[Note: where whole parameters lie] All in one storage where the platform can resize one below several tensors: one
+    allocation per gather. Each takes the room of its padded chunks, so that what the ranks send lands in its place.
+
+    [Note: three ways to gather] Where the backend takes several tensors in one launch, every chunk is received where the
+    parameter has it, and nothing is copied (but for parameters that are cut along another dim than the first). Where it
+    cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every parameter travels alone.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        buffers: Sequence[FlatBuffer],
+        dtype: DType,
+        places: Places,
+        *,
+        is_fused: bool,
+    ) -> None:
+        self.platform = platform
+        self.buffers = tuple(buffers)
+        self.dtype = dtype
+        self.places = places
+        self.params = [param for buffer in buffers for param in buffer.params]
+        self.slots = [slot for buffer in buffers for slot in buffer.plan.slots]
+        self._in_place = not is_fused or platform.can_coalesce(places.device.partition(":")[0])
+        self._is_fused = is_fused
+        self._storages: list[Tensor] = []
+        self._nbytes: list[int] = []
+        self._targets: list[Tensor] = []
+        """What is filled, for every parameter: ``(ranks, slot.numel)``, which is the parameter and its padding; the parameter
+        itself if it is not cut along its first dim."""
+        self._make()
+        self.fulls = [param.full for param in self.params]
+
+    @property
+    def numel(self) -> int:
+        """Elements in memory while the parameters are whole."""
+        return sum(math.prod(target.shape) for target in self._targets)
+
+    @property
+    def storages(self) -> list[Tensor]:
+        """Tensors that together are all memory of the whole parameters."""
+        return self._storages
+
+    def _make(self) -> None:
+        platform, device = self.platform, self.places.device
+        shapes = [(slot.num_ranks, slot.numel) if slot.is_leading else slot.shape for slot in self.slots]
+        if platform.supports("storage_views", device):
+            base, self._targets = platform.storage_views(shapes, self.dtype, device)
+            self._storages = [base]
+        else:
+            self._targets = [platform.empty(shape, self.dtype, device) for shape in shapes]
+            self._storages = list(self._targets)
+        size = platform.itemsize(self.dtype)
+        self._nbytes = [math.prod(storage.shape) * size for storage in self._storages]
+        for param, slot, target in zip(self.params, self.slots, self._targets, strict=True):
+            whole = target
+            if slot.is_leading:
+                whole = platform.narrow(platform.reshape(target, slot.padded_shape), 0, 0, slot.shape[0])
+            param.set_whole(whole, is_alias=False)
+        self.free()
+
+    def allocate(self) -> None:
+        """Get memory below the whole parameters, for the caller to fill."""
+        for storage, nbytes in zip(self._storages, self._nbytes, strict=True):
+            if nbytes:
+                self.platform.resize_storage_(storage, nbytes)
+
+    def free(self) -> None:
+        """Give the memory back. The tensors and what views them stay as objects."""
+        for storage, nbytes in zip(self._storages, self._nbytes, strict=True):
+            if nbytes:
+                self.platform.resize_storage_(storage, 0)
+
+    # --- gathering
+    def launch(self, async_op: bool) -> Follow:
+        """Start filling the allocated memory with the shards' present values; what has to follow the collectives.
+
+        Communication: one all-gather over the shard group, ``ranks * row`` elements (without fusion one per parameter).
+        """
+        platform = self.platform
+        rows = platform.foreach_cast([self._on_device(buffer.row()) for buffer in self.buffers], self.dtype)
+        if not self._in_place:
+            return self._launch_rows(rows, async_op)
+        chunks = [
+            chunk
+            for buffer, row in zip(self.buffers, rows, strict=True)
+            for chunk in platform.split(platform.reshape(row, (1, -1)), buffer.plan.sizes, 1)
+        ]
+        received = [
+            target
+            if slot.is_leading
+            else platform.empty((slot.num_ranks, slot.numel), self.dtype, self.places.device)
+            for slot, target in zip(self.slots, self._targets, strict=True)
+        ]
+        group = self.places.shard_group
+        works = []
+        with platform.preserve_version(self.fulls):
+            if self._is_fused:
+                works.append(
+                    collectives.all_gather_coalesced(chunks, group, outs=received, async_op=async_op)
+                )
+            else:
+                works.extend(
+                    collectives.all_gather(chunk, group, out=target, async_op=async_op)
+                    for chunk, target in zip(chunks, received, strict=True)
+                )
+
+        def follow() -> None:
+            with platform.preserve_version(self.fulls):
+                if async_op:
+                    for work in works:
+                        work.wait()
+                for slot, target, lines in zip(self.slots, self._targets, received, strict=True):
+                    if not slot.is_leading:
+                        platform.copy_(target, put_together(platform, lines, slot))
+
+        return follow
+
+    def _launch_rows(self, rows: Sequence[Tensor], async_op: bool) -> Follow:
+        platform, num_shards = self.platform, self.places.num_shards
+        row = rows[0] if len(rows) == 1 else platform.cat(rows)
+        given = collectives.all_gather(row, self.places.shard_group, async_op=async_op)
+
+        def follow() -> None:
+            matrix = platform.reshape(given.wait() if async_op else given, (num_shards, row.shape[0]))
+            values, start = [], 0
+            for slot in self.slots:
+                lines = platform.narrow(matrix, 1, start, slot.numel)
+                start = start + slot.numel
+                values.append(lines if slot.is_leading else put_together(platform, lines, slot))
+            # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
+            with platform.preserve_version(self.fulls):
+                platform.foreach_copy_(self._targets, values)
+
+        return follow
+
+    def _on_device(self, row: Tensor) -> Tensor:
+        """An offloaded row travels to the device first."""
+        return self.platform.to_device(row, self.places.device, non_blocking=True)
+
+
+def put_together(platform: Platform, lines: Tensor, slot: Slot) -> Tensor:
+    """A parameter that is not cut along its first dim, of ``(ranks, slot.numel)``: a copy in its own shape."""
+    chunks = []
+    for rank in range(slot.num_ranks):
+        flat = platform.narrow(platform.narrow(lines, 0, rank, 1), 1, 0, slot.local_numel(rank))
+        chunks.append(platform.reshape(flat, slot.local_shape(rank)))
+    return platform.cat(chunks, slot.dim)
+
+
+class ReplicatedParameters:
+    """Parameters of which every rank keeps the whole, and that compute in another dtype than they are kept in.
+
+    (Where both are the same, the whole tensor is another face of the shard.) They are cast anew at every gather.
+    """
+
+    def __init__(self, platform: Platform, params: Sequence[ManagedParameter], device: str) -> None:
+        self.platform = platform
+        self.params = list(params)
+        for param in self.params:
+            param.set_whole(platform.empty(param.shape, param.compute_dtype, device), is_alias=False)
+
+    def fill(self) -> None:
+        """Write the shards' present values. No communication."""
+        if not self.params:
+            return
+        platform = self.platform
+        fulls = [param.full for param in self.params]
+        with platform.preserve_version(fulls):
+            for full, param in zip(fulls, self.params, strict=True):
+                platform.copy_(full, platform.detach(param.shard))
