@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hp_dtensor.chunk import chunk_length, chunk_offset, chunk_size
 
@@ -28,28 +29,28 @@ class Slot:
     dim: int = 0
     """Which dim is cut."""
 
-    @property
+    @cached_property
     def is_leading(self) -> bool:
         """Whether the chunks of all ranks, one after the other, are the parameter."""
         return self.dim == 0
 
-    @property
+    @cached_property
     def whole_numel(self) -> int:
         """Elements of the whole parameter."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements that the slot takes in a row, padding included."""
         longest = chunk_length(self.shape[self.dim], self.num_ranks)
         return longest * math.prod((*self.shape[: self.dim], *self.shape[self.dim + 1 :]))
 
-    @property
+    @cached_property
     def padded_shape(self) -> tuple[int, ...]:
         """The parameter with its padding, if the sharded dim is the first."""
         return (chunk_length(self.shape[0], self.num_ranks) * self.num_ranks, *self.shape[1:])
 
-    @property
+    @cached_property
     def padding_numel(self) -> int:
         """Elements of the slots of all ranks together that belong to nobody."""
         return self.numel * self.num_ranks - self.whole_numel
@@ -75,12 +76,12 @@ class RowPlan:
     slots: tuple[Slot, ...]
     num_ranks: int
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Elements of the slots."""
         return [slot.numel for slot in self.slots]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of one row."""
         return sum(self.sizes)
