@@ -76,7 +76,7 @@ class ManagedParameter:
     @property
     def trains(self) -> bool:
         """Whether a gradient is asked for, now."""
-        return bool(self.parameter.requires_grad)  # of a DTensor: of its local tensor
+        return self.platform.requires_grad(self.parameter)
 
     # --- the shard
     @property

@@ -124,11 +124,8 @@ class Reduction:
             return
         if replicas is not None:
             row = collectives.all_reduce(row, replicas, wishes.op, out=row)
-        *pieces, used = platform.split(
-            row, [*self.lines.sizes[:-1], len(self.lines.scalars), len(self.lines.params)]
-        )
-        scalars = pieces.pop()
-        parts = [*pieces, *platform.split(scalars, [1] * len(self.lines.scalars))]
+        lines = self.lines
+        *parts, used = platform.split(row, [*lines.sizes[:-1], *[1] * len(lines.scalars), len(lines.params)])
         if wishes.factor is not None:
             for part in parts:
                 platform.mul_(part, wishes.factor)

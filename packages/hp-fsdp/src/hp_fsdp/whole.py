@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import Slot
@@ -14,6 +15,8 @@ from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
 Follow = Callable[[], None]
+ALIGNMENT = 64
+"""Elements: whole parameters begin at multiples of it (128 bytes of a 16-bit dtype)."""
 
 
 class WholeParameters:
@@ -53,7 +56,7 @@ class WholeParameters:
     @property
     def numel(self) -> int:
         """Elements in memory while the parameters are whole."""
-        return sum(math.prod(target.shape) for target in self._targets)
+        return sum(math.prod(storage.shape) for storage in self._storages)
 
     @property
     def storages(self) -> list[Tensor]:
@@ -63,9 +66,12 @@ class WholeParameters:
     def _make(self) -> None:
         platform, device = self.platform, self.places.device
         shapes = [(slot.num_ranks, slot.numel) if slot.is_leading else slot.shape for slot in self.slots]
-        if platform.supports("storage_views", device):
-            base, self._targets = platform.storage_views(shapes, self.dtype, device)
-            self._storages = [base]
+        if platform.supports("storage_views", device) and platform.supports("write_into_view", device):
+            # Fillers between them let each begin where kernels like it.
+            fillers = [(-math.prod(shape) % ALIGNMENT,) for shape in shapes]
+            mixed = [shape for pair in zip(shapes, fillers, strict=True) for shape in pair]
+            base, views = platform.storage_views(mixed, self.dtype, device)
+            self._storages, self._targets = [base], views[::2]
         else:
             self._targets = [platform.empty(shape, self.dtype, device) for shape in shapes]
             self._storages = list(self._targets)
@@ -112,7 +118,7 @@ class WholeParameters:
             for slot, target in zip(self.slots, self._targets, strict=True)
         ]
         group = self.places.shard_group
-        works = []
+        works: list[Any] = []
         with platform.preserve_version(self.fulls):
             if self._is_fused:
                 works.append(

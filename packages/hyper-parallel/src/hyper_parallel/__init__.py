@@ -55,13 +55,18 @@ if TYPE_CHECKING:
     from hp_dtensor import show as show
     from hp_dtensor import transfer as transfer
     from hp_dtensor import zeros as zeros
+    from hp_fsdp import CPUOffloadPolicy as CPUOffloadPolicy
     from hp_fsdp import HSDPModule as HSDPModule
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
+    from hp_fsdp import OffloadPolicy as OffloadPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
+    from hp_fsdp import UnshardHandle as UnshardHandle
     from hp_fsdp import full_params as full_params
     from hp_fsdp import fully_shard as fully_shard
     from hp_fsdp import get_model_state_dict as get_model_state_dict
     from hp_fsdp import get_optimizer_state_dict as get_optimizer_state_dict
+    from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
+    from hp_fsdp import register_forward_method as register_forward_method
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_platform import DeviceMesh as DeviceMesh
@@ -80,10 +85,12 @@ _WHERE = {
     "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
+    "CPUOffloadPolicy": "hp_fsdp",
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
     "LoadReport": "hp_dtensor",
     "MixedPrecisionPolicy": "hp_fsdp",
+    "OffloadPolicy": "hp_fsdp",
     "ParallelStyle": "hp_dtensor",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
@@ -97,6 +104,7 @@ _WHERE = {
     "ShardingPlan": "hp_dtensor",
     "SkipDTensorDispatch": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
+    "UnshardHandle": "hp_fsdp",
     "StridedShard": "hp_dtensor",
     "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
@@ -114,6 +122,8 @@ _WHERE = {
     "get_group_local_rank": "hp_platform",
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
+    "hsdp_sync_stream": "hp_fsdp",
+    "register_forward_method": "hp_fsdp",
     "get_platform": "hp_platform",
     "get_process_group_ranks": "hp_platform",
     "init_device_mesh": "hp_platform",

@@ -44,6 +44,14 @@ def all_gather_coalesced(
     outs: Sequence[Tensor] | None = None,
     async_op: Literal[False],
 ) -> list[Tensor]: ...
+@overload
+def all_gather_coalesced(
+    xs: Sequence[Tensor],
+    group: ProcessGroup | None = None,
+    *,
+    outs: Sequence[Tensor] | None = None,
+    async_op: bool = True,
+) -> list[Tensor] | Work[list[Tensor]]: ...
 def all_gather_coalesced(
     xs: Sequence[Tensor],
     group: ProcessGroup | None = None,
@@ -126,6 +134,15 @@ def reduce_scatter_coalesced(
     outs: Sequence[Tensor] | None = None,
     async_op: Literal[False],
 ) -> list[Tensor]: ...
+@overload
+def reduce_scatter_coalesced(
+    xs: Sequence[Tensor],
+    group: ProcessGroup | None = None,
+    op: str = "sum",
+    *,
+    outs: Sequence[Tensor] | None = None,
+    async_op: bool = True,
+) -> list[Tensor] | Work[list[Tensor]]: ...
 def reduce_scatter_coalesced(
     xs: Sequence[Tensor],
     group: ProcessGroup | None = None,
