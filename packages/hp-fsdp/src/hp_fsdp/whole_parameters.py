@@ -53,7 +53,8 @@ def full_params(model: Any, *, writeback: bool = False) -> Iterator[None]:
             f"full_params is open already for {type(model).__name__} or a module in it: leave that block before"
         )
     groups = [group for group in tied_places(parameter_places(model)) if isinstance(group[0].tensor, DTensor)]
-    hooked = [model, *(unit.module for unit in units_in(platform, model) if unit.module is not model)]
+    sharded = [module for unit in units_in(platform, model) for module in unit.modules]
+    hooked = [model, *(module for module in sharded if module is not model)]
     # Before all others, so that no unit begins to gather.
     handles = [platform.register_forward_pre_hook(module, _refuse, prepend=True) for module in hooked]
     for module in hooked:
