@@ -147,7 +147,7 @@ def by_hand(world: World, layout: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_every_placement_and_number_of_rows_is_read_and_loaded_exactly(world: World, layout: str) -> None:
     model, expected = by_hand(world, layout)
     assert_parity(get_model_state_dict(model, options=FULL), expected, exact=True)
@@ -245,7 +245,7 @@ def test_values_of_submodules_come_with_or_without_their_prefix(world: World) ->
         get_model_state_dict(model, submodules=[model.head, Maker(world).linear(2, 2)])
 
 
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_a_mesh_with_replicas_stands_in_the_dtensors(world: World) -> None:
     program = PROGRAMS["mlp"]
     model = program.shard(program.build(Maker(world)), make_mesh(world, replicas=2))
@@ -363,7 +363,7 @@ def test_wrong_values_are_refused_before_anything_is_written(world: World) -> No
     assert_parity(get_model_state_dict(model, options=FULL), before, exact=True)
 
 
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_a_dtensor_on_other_ranks_is_refused(world: World) -> None:
     mesh = init_device_mesh(world.device_type, (2, 2), mesh_dim_names=("outer", "inner"))
     model, other = Maker(world).linear(5, 3), Maker(world).linear(5, 3)
@@ -381,8 +381,6 @@ def test_a_dtensor_on_other_ranks_is_refused(world: World) -> None:
 @distributed(world_size=1)
 def test_parameters_without_memory_are_not_loaded(world: World) -> None:
     platform = world.platform
-    if not platform.supports("meta_tensors"):
-        return
     mesh = init_device_mesh(world.device_type, (1,))
     module = Maker(world).linear(2, 2)
     meta = distribute_tensor(platform.empty((2, 2), "float32", "meta"), mesh, [Shard(0)])

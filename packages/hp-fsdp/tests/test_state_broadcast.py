@@ -63,7 +63,7 @@ def _arrays(world: World, state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("placements", [(StridedShard(0, 2), Shard(0)), (Replicate(), Shard(1))])
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_values_of_rank_0_arrive_in_every_placement(world: World, placements: tuple[Any, ...]) -> None:
     platform = world.platform
     mesh = init_device_mesh(world.device_type, (2, 2))
@@ -78,7 +78,7 @@ def test_values_of_rank_0_arrive_in_every_placement(world: World, placements: tu
     assert_parity(get_model_state_dict(module, options=FULL), new, exact=True)
 
 
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_values_come_from_the_lowest_rank_of_the_models_own_mesh(world: World) -> None:
     mesh = init_device_mesh(world.device_type, (2, 2), mesh_dim_names=("stage", "data"))
     module = fully_shard(Maker(world).linear(5, 3), mesh["data"])

@@ -75,7 +75,7 @@ def test_what_is_written_goes_back_and_training_goes_on_with_it(world: World, na
 @pytest.mark.parametrize(
     "placements", [(StridedShard(0, 2), Shard(0)), (Shard(1), Shard(0)), (Replicate(), Shard(1))]
 )
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_every_placement_becomes_whole_and_is_written_back(world: World, placements: Any) -> None:
     platform = world.platform
     mesh = init_device_mesh(world.device_type, (2, 2))

@@ -141,7 +141,7 @@ LAYOUTS = [(StridedShard(0, 2), Shard(0)), (Shard(1), Shard(0)), (Replicate(), S
 
 
 @pytest.mark.parametrize("placements", LAYOUTS)
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=("torch", "cuda"))
 def test_state_lies_as_the_parameter_whatever_its_placements(world: World, placements: Any) -> None:
     platform = world.platform
     mesh = init_device_mesh(world.device_type, (2, 2))

@@ -14,6 +14,7 @@ import torch
 from hp_dtensor import DTensor, load, save
 from hp_fsdp import (
     StateDictOptions,
+    fully_shard,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -155,3 +156,49 @@ def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
         set_optimizer_state_dict(model_2, used, template)
         found = get_optimizer_state_dict(model_2, used, options=FULL)
         assert_parity(found["state"], expected["state"], exact=True)
+
+
+@distributed(world_size=2, backends="torch")
+def test_lbfgs_whose_state_is_of_no_one_parameter_is_refused(world: World) -> None:
+    model = shard(make(), make_mesh(world))
+    optimizer = optim.LBFGS(model.parameters(), max_iter=1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(world, 0)[0])
+        loss.backward()
+        return loss.detach()
+
+    for _ in range(2):
+        optimizer.step(closure)
+    with pytest.raises(
+        ValueError, match=r"of the optimizer is a list with tensors in it; .* keep the state apart"
+    ):
+        get_optimizer_state_dict(model, optimizer)
+
+
+class Counting(torch.nn.Linear):
+    """A layer that adds something to state dicts which is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 5)
+        self.calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+@distributed(world_size=2, backends="torch")
+def test_extra_state_of_modules_goes_out_and_in(world: World) -> None:
+    models = [fully_shard(torch.nn.Sequential(Counting()), make_mesh(world)) for _ in range(2)]
+    models[0][0].calls = 7
+    for get, put in ((None, None), (ON_RANK_0, FROM_0)):
+        state = get_model_state_dict(models[0], options=get)
+        assert state == {} or state["0._extra_state"] == {"calls": 7}
+        models[1][0].calls = 0
+        assert set_model_state_dict(models[1], state, options=put) == ([], [])
+        assert models[1][0].calls == 7
+        assert_parity(get_model_state_dict(models[1]), get_model_state_dict(models[0]), exact=True)
