@@ -277,6 +277,19 @@ def test_a_hook_that_returns_none_changes_nothing(platform, affine, make, equal)
     equal(module(make([[1.0, 0.0]]), scale=2.0), [[3.0, 5.0, 12.0]])
 
 
+def test_functions_that_stay_uncompiled_run_as_ever(platform):
+    class Counter:
+        total = 0
+
+        def add(self, n):
+            self.total = self.total + n
+            return self.total
+
+    counter = Counter()
+    platform.run_uncompiled([counter.add, abs])
+    assert [counter.add(2), counter.add(3)] == [2, 5]
+
+
 def test_hooks_run_in_the_order_of_registration_and_prepended_ones_first(platform, affine, make):
     module, order = affine(), []
     platform.register_forward_pre_hook(module, lambda *_: order.append("pre 1"))

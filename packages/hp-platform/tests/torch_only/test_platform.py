@@ -256,3 +256,31 @@ def test_host_memory_for_accelerators_is_page_locked(platform: TorchPlatform) ->
     for kind in platform.device_types():
         made = platform.device(kind).empty_pinned((4,), "float32")
         assert made.is_pinned() is (kind != "cpu")
+
+
+def test_hooks_and_functions_that_are_told_so_stay_out_of_compiled_graphs(platform: TorchPlatform) -> None:
+    calls: list[str] = []
+    graphs: list[list[str]] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_method"])
+        return graph.forward
+
+    def left_out(x: torch.Tensor) -> torch.Tensor:
+        calls.append("function")
+        return x.exp()
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return left_out(x.sin()).cos()
+
+    platform.run_uncompiled([left_out])
+    layer = Layer()
+    platform.register_forward_pre_hook(layer, lambda *_: calls.append("before"))
+    platform.register_forward_hook(layer, lambda *_: calls.append("after"))
+    layer.compile(backend=backend)
+    x = torch.ones(3)
+    for _ in range(2):
+        assert torch.equal(layer(x), x.sin().exp().cos())
+    assert graphs == [["sin"], ["cos"]]
+    assert calls == ["before", "function", "after"] * 2

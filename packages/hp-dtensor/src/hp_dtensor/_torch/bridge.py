@@ -17,11 +17,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hp_dtensor._torch.context import Call, Context, as_tuple, unwrapped
-from hp_dtensor._torch.dynamo import run_uncompiled
 from hp_dtensor._torch.node import Node
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
+from hp_platform import get_platform
 
 _STORED = inspect.getattr_static(Function, "apply")  # a classmethod, or a descriptor of C
 _original: Callable[..., Any] = getattr(_STORED, "__func__", None) or (
@@ -39,7 +39,7 @@ def install(tensor_class: type) -> None:
                 return _on_dtensors(cls, args, kwargs)
         return _original(cls, *args, **kwargs)
 
-    run_uncompiled([_on_dtensors])
+    get_platform().run_uncompiled([_on_dtensors])
     apply.__doc__ = Function.apply.__doc__
     Function.apply = classmethod(apply)
 

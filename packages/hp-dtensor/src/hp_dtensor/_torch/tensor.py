@@ -20,7 +20,7 @@ from hp_dtensor._torch.autograd import AutogradMethods
 from hp_dtensor._torch.bodies import body_of
 from hp_dtensor._torch.checkpoint import CheckpointMethods
 from hp_dtensor._torch.data import DataMethods
-from hp_dtensor._torch.dynamo import functions_of, run_uncompiled
+from hp_dtensor._torch.dynamo import functions_of
 from hp_dtensor._torch.interop import InteropMethods
 from hp_dtensor._torch.tables import method_names, method_of, table
 from hp_dtensor.dispatch import build_dispatch
@@ -29,7 +29,7 @@ from hp_dtensor.errors import no_rule
 from hp_dtensor.rules import RULES
 from hp_dtensor.skip_dispatch import is_skipped, on_locals
 from hp_dtensor.spec import Spec
-from hp_platform import _process
+from hp_platform import _process, get_platform
 
 _STRIDED = torch.strided
 _make_wrapper = torch.Tensor._make_wrapper_subclass
@@ -129,7 +129,7 @@ def _tensors(nest: Any) -> list[DTensor]:
 _define_methods()
 ANSWERS = answers(DTensor)
 """Function of torch -> what answers it instead of a rule."""
-run_uncompiled((dispatch, *functions_of(DTensor, torch.Tensor)))
+get_platform().run_uncompiled((dispatch, *functions_of(DTensor, torch.Tensor)))
 bridge.install(DTensor)
 for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
     # Else optimizers and clip_grad_norm_ would go parameter by parameter, as torch's own DTensor tells them, too.

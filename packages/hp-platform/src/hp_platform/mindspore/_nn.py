@@ -6,7 +6,7 @@ A parameter's own ``name`` does not matter here: names are those of the attribut
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -182,6 +182,9 @@ class MindSporeNNOps:
     def register_backward_hook(self, module: mindspore.nn.Cell, hook: Callable[..., Any]) -> HookHandle:
         """After backward."""
         return module.register_backward_hook(hook)
+
+    def run_uncompiled(self, functions: Iterable[Callable[..., Any]]) -> None:
+        """Nothing to do: what runs in PyNative mode is compiled only where the user says so, function by function."""
 
     # --- functional
     linear = _computing(_empty.linear)

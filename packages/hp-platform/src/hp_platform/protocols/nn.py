@@ -6,7 +6,7 @@ attributes (``self.weight = platform.parameter(...)``) and sub-modules as attrib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from hp_platform.protocols.tensor import Tensor
@@ -111,13 +111,13 @@ class NNOps(Protocol):
         *,
         prepend: bool = False,
     ) -> HookHandle:
-        """``hook(module, args, kwargs)`` before forward; may return new ``(args, kwargs)``."""
+        """``hook(module, args, kwargs)`` before forward; may return new ``(args, kwargs)``. Never compiled, see :meth:`run_uncompiled`."""
         ...
 
     def register_forward_hook(
         self, module: AnyModule, hook: Callable[[AnyModule, tuple, dict, Any], Any], *, prepend: bool = False
     ) -> HookHandle:
-        """``hook(module, args, kwargs, output)`` after forward; a result other than None replaces the output."""
+        """``hook(module, args, kwargs, output)`` after forward; a result other than None replaces the output. Never compiled."""
         ...
 
     def register_backward_pre_hook(
@@ -130,6 +130,14 @@ class NNOps(Protocol):
         self, module: AnyModule, hook: Callable[[AnyModule, tuple, tuple], tuple | None]
     ) -> HookHandle:
         """``hook(module, grad_input, grad_output)`` after the gradients of the module's inputs are known; may return other ones."""
+        ...
+
+    def run_uncompiled(self, functions: Iterable[Callable[..., Any]]) -> None:
+        """Keep the framework's compiler (torch.compile) out of these functions and all that they call: they run as they are.
+
+        For hooks that communicate or exchange parameters. The compiler ends its graph before them and begins another one after.
+        Where the framework compiles nothing by itself there is nothing to do.
+        """
         ...
 
     # --- functional: differentiable, with the framework's own kernels

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hp_platform.protocols.nn import HookHandle
+from hp_platform.torch import _dynamo
 
 
 class TorchNNOps:
@@ -111,12 +112,14 @@ class TorchNNOps:
         self, module: torch.nn.Module, hook: Callable[..., Any], *, prepend: bool = False
     ) -> HookHandle:
         """Before forward, with keyword arguments."""
+        _dynamo.run_uncompiled([hook])
         return module.register_forward_pre_hook(hook, prepend=prepend, with_kwargs=True)
 
     def register_forward_hook(
         self, module: torch.nn.Module, hook: Callable[..., Any], *, prepend: bool = False
     ) -> HookHandle:
         """After forward, with keyword arguments."""
+        _dynamo.run_uncompiled([hook])
         return module.register_forward_hook(hook, prepend=prepend, with_kwargs=True)
 
     def register_backward_pre_hook(self, module: torch.nn.Module, hook: Callable[..., Any]) -> HookHandle:
@@ -126,6 +129,8 @@ class TorchNNOps:
     def register_backward_hook(self, module: torch.nn.Module, hook: Callable[..., Any]) -> HookHandle:
         """After backward."""
         return module.register_full_backward_hook(hook)
+
+    run_uncompiled = staticmethod(_dynamo.run_uncompiled)
 
     # --- functional
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,23 @@
+"""torch.compile beside code that must run as it is: dynamo breaks its graph there, and compiles nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+
+def run_uncompiled(functions: Iterable[Any]) -> None:
+    """Let dynamo run these functions, and all that they call, as they are.
+
+    ``torch._dynamo.disable`` does the same by a wrapper, which costs time in every call, and imports dynamo for everybody.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    for function in functions:
+        function = getattr(function, "__func__", function)  # of classmethods, staticmethods and bound methods
+        if isinstance(function, FunctionType):
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]
+            frames.set_code_exec_strategy(function.__code__, skip)
