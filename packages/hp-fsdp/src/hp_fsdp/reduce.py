@@ -61,7 +61,7 @@ class Reduction:
         absent = [x is None for x in gradients]
         row, blocks = self._packed(gradients)
         # Kept until the reduction is over: see [Note: memory and streams].
-        self._kept = blocks
+        self._kept = (row, blocks)
 
         def start() -> Callable[[], None]:
             works = self._scatter(row, blocks)
@@ -103,7 +103,8 @@ class Reduction:
         if not blocks:
             return []
         if len(blocks) == 1:
-            work: Any = collectives.reduce_scatter(blocks[0], group, op, out=row, async_op=async_op)
+            flat = platform.reshape(blocks[0], (-1,))
+            work: Any = collectives.reduce_scatter(flat, group, op, out=row, async_op=async_op)
             return [work] if async_op else []
         pieces = platform.split(platform.reshape(row, (1, -1)), self.lines.sizes, 1)
         if self.wishes.is_fused:
