@@ -46,7 +46,11 @@ RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind.ATTENTION, ("flash", "fmha", "sdpa", "attention")),
     (Kind.MATMUL, ("nvjet", "gemm", "xmma", "cutlass", "splitk", "gemv")),
     (Kind.COPIES, ("chunk_cat", "split_with_sizes", "catarray", "memcpy")),
-    (Kind.CASTS, ("withcast", "float16_copy", "bfloat16tofloat32", "float32tobfloat16")),
+    # Elementwise copies: from float32 to a half by a kernel of that name, other casts by the variant without "nocast".
+    (
+        Kind.CASTS,
+        ("withcast", "float16_copy", "bfloat16tofloat32", "gpu_kernel_impl<at::native::direct_copy"),
+    ),
     (Kind.COPIES, ("copy_kernel",)),
 )
 

@@ -85,11 +85,12 @@ def _built(side: Side, setting: Setting) -> Step:
 def backward_of(side: Side, setting: Setting) -> Step:
     """Forward and backward alone; gradients are dropped."""
     model = _model(side, setting)
-    backward = _backward(model, setting)
+    backward, parameters = _backward(model, setting), list(model.parameters())
 
     def step() -> Any:
         loss = backward()
-        model.zero_grad()
+        for parameter in parameters:  # as optimizers do it
+            parameter.grad = None
         return loss
 
     return step
