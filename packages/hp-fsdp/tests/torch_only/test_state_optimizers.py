@@ -202,3 +202,21 @@ def test_extra_state_of_modules_goes_out_and_in(world: World) -> None:
         assert set_model_state_dict(models[1], state, options=put) == ([], [])
         assert models[1][0].calls == 7
         assert_parity(get_model_state_dict(models[1]), get_model_state_dict(models[0]), exact=True)
+
+
+@distributed(world_size=2, backends="torch")
+def test_a_model_from_the_meta_device_gets_its_values_from_rank_0(world: World) -> None:
+    reference = make()
+    with torch.device("meta"):
+        model = make()
+    shard(model, make_mesh(world))
+    state = reference.state_dict() if world.rank == 0 else {}
+    with pytest.raises(
+        RuntimeError, match=r"is on the meta device and has no memory to load into: materialise"
+    ):
+        set_model_state_dict(model, state, options=FROM_0)
+    model.to_empty(device="cpu")
+    assert set_model_state_dict(model, state, options=FROM_0) == ([], [])
+    ids = batch(world, 0)[0]
+    assert_parity(model(ids), reference(ids), **CLOSE)
+    assert_parity(get_model_state_dict(model, options=FULL), reference.state_dict(), exact=True)
