@@ -103,8 +103,8 @@ class Reduction:
         if not blocks:
             return []
         if len(blocks) == 1:
-            flat = platform.reshape(blocks[0], (-1,))
-            work: Any = collectives.reduce_scatter(flat, group, op, out=row, async_op=async_op)
+            out = row if blocks[0].ndim == 1 else platform.reshape(row, (1, -1))
+            work: Any = collectives.reduce_scatter(blocks[0], group, op, out=out, async_op=async_op)
             return [work] if async_op else []
         pieces = platform.split(platform.reshape(row, (1, -1)), self.lines.sizes, 1)
         if self.wishes.is_fused:
