@@ -32,13 +32,17 @@ def flat(platform: Platform, state_dict: Any) -> dict[Key, Any]:
         raise ValueError(
             f"the state dict of an optimizer has {STATE!r} and {GROUPS!r}, as get_optimizer_state_dict makes it; got {given}"
         )
+
+    def unwrapped(name: Any) -> Any:
+        return platform.unwrapped_name(name) if isinstance(name, str) else name
+
     found: dict[Key, Any] = {}
     for number, group in enumerate(state_dict[GROUPS]):
         for key, value in group.items():
-            found[GROUPS, number, key] = value
+            found[GROUPS, number, key] = [unwrapped(name) for name in value] if key == PARAMS else value
     for name, entry in state_dict[STATE].items():
         for key, value in entry.items():
-            found[STATE, name, key] = value
+            found[STATE, unwrapped(name), key] = value
     for key, value in found.items():
         if key[2] != PARAMS:
             check_flat(platform, f"{key[1]}/{key[2]}", value)

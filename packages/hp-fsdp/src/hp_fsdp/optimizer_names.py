@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_fsdp.state import show_shards
+from hp_fsdp.state import parameters_by_name, show_shards
 from hp_platform.platform import Platform, require
 
 PARAMS = "params"
@@ -18,7 +18,7 @@ class NamedOptimizer:
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         for each in optimizers:
             _check_optimizer(platform, each)
-        self.parameters: dict[str, Any] = dict(platform.named_parameters(model, remove_duplicate=False))
+        self.parameters: dict[str, Any] = parameters_by_name(platform, model)
         """By all names."""
         self._names: dict[int, str] = {}
         for name, parameter in self.parameters.items():

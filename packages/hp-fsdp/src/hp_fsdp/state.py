@@ -18,6 +18,7 @@ def get_model_state_dict(
     model: Any, *, submodules: Iterable[Any] | None = None, options: StateDictOptions | None = None
 ) -> dict[str, Any]:
     """Name -> value of all parameters and buffers of ``model``, as it was before sharding; tied ones under all of their names.
+    Names are those of before compilation, too.
 
     Args:
         model: holds units of ``fully_shard`` (or is one), or DTensors of other origin, or nothing sharded at all.
@@ -38,8 +39,8 @@ def get_model_state_dict(
     options = checked_options(options)
     platform = get_platform()
     show_shards(platform, model)
-    parameters = dict(platform.named_parameters(model, remove_duplicate=False))
-    values = dict(platform.state_dict(model))
+    parameters = parameters_by_name(platform, model)
+    values = {platform.unwrapped_name(name): value for name, value in platform.state_dict(model).items()}
     names = _chosen(platform, model, values, parameters, submodules, options)
     keeps = True
     if options.full_state_dict and options.cpu_offload:
@@ -77,20 +78,29 @@ def set_model_state_dict(
     all-gather of 8 bytes.
     """
     options = checked_options(options)
-    if not isinstance(state_dict, Mapping):
-        raise ValueError(f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}")
     platform = get_platform()
     show_shards(platform, model)
-    targets: dict[str, Any] = dict(platform.state_dict(model))
-    parameters = dict(platform.named_parameters(model, remove_duplicate=False))
+    values = platform.state_dict(model)
+    paths = {platform.unwrapped_name(path): path for path in values}
+    targets: dict[str, Any] = {name: values[path] for name, path in paths.items()}
+    parameters = parameters_by_name(platform, model)
     # The parameters themselves, not what detaching made of them: the former is what writing is promised for.
     targets.update({name: parameter for name, parameter in parameters.items() if name in targets})
 
     home = home_of(platform, targets.values()) if options.broadcast_from_rank0 else None
-    given: Mapping[str, Any] = state_dict if home is None else announce(platform, state_dict, home)
     problem: Exception | None = None
+    mine: dict[str, Any] = {}
+    if isinstance(state_dict, Mapping):
+        mine = {platform.unwrapped_name(str(name)): value for name, value in state_dict.items()}
+    else:
+        problem = ValueError(
+            f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}"
+        )
+    given = mine if home is None else announce(platform, mine, home)
     names = _compared(targets, parameters, given, options)
     try:
+        if problem is not None:
+            raise problem
         if options.strict:
             refuse_names(type(model).__name__, names, "rename them")
         for name, value in given.items():
@@ -110,11 +120,11 @@ def set_model_state_dict(
 
     for name, value in given.items():
         if name in targets and not platform.is_tensor(targets[name]):
-            _set_extra_state(platform, model, name, value)
+            _set_extra_state(platform, model, paths[name], value)
         elif not isinstance(value, Announced):
             receive([name], value)
     if home is not None:
-        send(platform, given, state_dict, home, receive)
+        send(platform, given, mine, home, receive)
     return names
 
 
@@ -122,6 +132,12 @@ def show_shards(platform: Platform, model: Any) -> None:
     """Free whole parameters that are there, so that the modules show shards. No communication."""
     for unit in units_in(platform, model):
         unit.reshard()
+
+
+def parameters_by_name(platform: Platform, model: Any) -> dict[str, Any]:
+    """All parameters under all of their names."""
+    named = platform.named_parameters(model, remove_duplicate=False)
+    return {platform.unwrapped_name(name): parameter for name, parameter in named}
 
 
 def read(platform: Platform, value: Any, options: StateDictOptions, *, keeps: bool) -> Any:
@@ -152,7 +168,7 @@ def _chosen(
     names = [name for name in values if not (options.ignore_frozen_params and is_frozen(parameters, name))]
     if submodules is None:
         return {name: name for name in names}
-    paths = {id(module): path for path, module in platform.named_modules(model)}
+    paths = {id(module): platform.unwrapped_name(path) for path, module in platform.named_modules(model)}
     prefixes = []
     for index, module in enumerate(submodules):
         if id(module) not in paths:

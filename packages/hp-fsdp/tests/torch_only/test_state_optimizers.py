@@ -220,3 +220,34 @@ def test_a_model_from_the_meta_device_gets_its_values_from_rank_0(world: World) 
     ids = batch(world, 0)[0]
     assert_parity(model(ids), reference(ids), **CLOSE)
     assert_parity(get_model_state_dict(model, options=FULL), reference.state_dict(), exact=True)
+
+
+@distributed(world_size=2, backends="torch")
+def test_names_are_those_of_before_compilation(world: World) -> None:
+    """Both ways: a compiled model writes and reads what others read and write, and takes its own state_dict() as well."""
+
+    def compiled() -> tuple[Any, torch.optim.Optimizer]:
+        model = make()
+        model.blocks[0] = torch.compile(
+            model.blocks[0], backend="eager"
+        )  # nothing is called, so nothing is compiled
+        shard(model, make_mesh(world))
+        return torch.compile(model, backend="eager"), optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    plain, optimizer = trained(world, make_mesh(world), "SGD")
+    weights = get_model_state_dict(plain, options=FULL)
+    state = get_optimizer_state_dict(plain, optimizer, options=FULL)
+    model, fresh = compiled()
+    assert "_orig_mod.blocks.0._orig_mod.norm.weight" in model.state_dict()
+    assert set_model_state_dict(model, weights) == ([], [])
+    assert set_optimizer_state_dict(model, fresh, state) == ([], [])
+    assert set_model_state_dict(model, model.state_dict()) == ([], [])
+    found = get_model_state_dict(model, options=FULL)
+    assert list(found) == list(weights)
+    assert_parity(found, weights, exact=True)
+    assert_parity(get_optimizer_state_dict(model, fresh, options=FULL)["state"], state["state"], exact=True)
+    part = get_model_state_dict(
+        model, submodules=[model.blocks[0]], options=StateDictOptions(True, keep_submodule_prefixes=False)
+    )
+    assert_parity(part, {n: weights[f"blocks.0.{n}"] for n in part}, exact=True)
+    assert "norm.weight" in part

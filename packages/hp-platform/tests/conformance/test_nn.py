@@ -485,3 +485,8 @@ def test_integers_are_summed(platform, make, equal):
 
 def test_cross_entropy_of_large_logits_does_not_overflow(platform, make, near):
     near(platform.cross_entropy(make([[1000.0, 0.0], [0.0, 1000.0]]), make([0, 0])), 500.0)
+
+
+def test_names_have_no_wrappers_in_them(platform):
+    assert platform.unwrapped_name("blocks.0.weight") == "blocks.0.weight"
+    assert platform.unwrapped_name("") == ""

@@ -284,3 +284,11 @@ def test_hooks_and_functions_that_are_told_so_stay_out_of_compiled_graphs(platfo
         assert torch.equal(layer(x), x.sin().exp().cos())
     assert graphs == [["sin"], ["cos"]]
     assert calls == ["before", "function", "after"] * 2
+
+
+def test_names_are_those_of_before_compilation(platform: TorchPlatform) -> None:
+    model = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
+    found = [
+        platform.unwrapped_name(name) for name, _ in torch.compile(model, backend="eager").named_parameters()
+    ]
+    assert found == ["0.weight", "0.bias"]

@@ -128,6 +128,10 @@ class MindSporeNNOps:
         """Names and modules."""
         return _walk(module)
 
+    def unwrapped_name(self, name: str) -> str:
+        """The name itself: compiled cells stay what they are."""
+        return name
+
     def get_submodule(self, module: mindspore.nn.Cell, name: str) -> mindspore.nn.Cell:
         """The module at a path."""
         found = module

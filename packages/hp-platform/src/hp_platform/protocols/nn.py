@@ -87,6 +87,10 @@ class NNOps(Protocol):
         """Full name and module, the module itself first under ``""``; each once."""
         ...
 
+    def unwrapped_name(self, name: str) -> str:
+        """The dotted name of a parameter, buffer or module without the parts that wrappers of the framework's compiler put in."""
+        ...
+
     def get_submodule(self, module: AnyModule, name: str) -> AnyModule:
         """The module at a dotted path; ``""`` is the module itself. AttributeError with the full path if it is missing."""
         ...

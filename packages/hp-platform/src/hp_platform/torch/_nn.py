@@ -79,6 +79,10 @@ class TorchNNOps:
         """Names and modules."""
         return module.named_modules()
 
+    def unwrapped_name(self, name: str) -> str:
+        """``torch.compile(module)`` puts the module below itself, as ``_orig_mod``."""
+        return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
     def get_submodule(self, module: torch.nn.Module, name: str) -> torch.nn.Module:
         """The module at a path."""
         found = module
