@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from hp_dtensor import DTensor, Replicate, Shard, StridedShard, distribute_tensor
+from hp_dtensor import DTensor, Replicate, Shard, StridedShard, distribute_tensor, load, save
 from hp_fsdp import (
     StateDictOptions,
     fully_shard,
     get_optimizer_state_dict,
+    like_parameters,
     set_optimizer_state_dict,
 )
 from hp_platform import get_platform, init_device_mesh
@@ -166,6 +167,38 @@ def test_state_lies_as_the_parameter_whatever_its_placements(world: World, place
         assert optimizer.param_groups[0] == {"params": [parameter], "lr": 0.1, "mu": 0.25}
         found = get_optimizer_state_dict(module, optimizer, options=FULL)
         assert_parity(found["state"]["weight"], whole, exact=True)
+
+
+@pytest.mark.parametrize("name", ["tied", "scalars", "uneven"])
+@distributed(world_size=(1, 2))
+def test_a_fresh_optimizer_reads_its_pieces_of_a_checkpoint(world: World, name: str, tmp_path: Path) -> None:
+    model, optimizer = trained(world, name)
+    save({"run": [get_optimizer_state_dict(model, optimizer), 3]}, tmp_path)
+    other, fresh = trained(world, name, num_steps=0)
+    with count_collectives() as counted:
+        state, number = load(tmp_path, like=like_parameters(other))["run"]
+        assert set_optimizer_state_dict(other, fresh, state) == ([], [])
+    counted.assert_counts()
+    assert number == 3
+    for parameter, entry in fresh.state.items():
+        assert entry["velocity"].placements == parameter.placements
+        assert not isinstance(entry["step"], DTensor) and entry["calls"] == 2
+    assert_parity(
+        get_optimizer_state_dict(other, fresh, options=FULL)["state"],
+        get_optimizer_state_dict(model, optimizer, options=FULL)["state"],
+        exact=True,
+    )
+
+
+@distributed(world_size=1)
+def test_steps_are_counted_on_the_host_unless_the_optimizer_runs_on_the_device(world: World) -> None:
+    model, optimizer = trained(world, "mlp")
+    state = get_optimizer_state_dict(model, optimizer, options=FULL)
+    for how, device in (({}, "cpu"), ({"capturable": True}, world.device), ({"fused": True}, world.device)):
+        fresh = Momentum(params(world, model))
+        fresh.param_groups[0].update(how)
+        set_optimizer_state_dict(model, fresh, state)
+        assert {world.platform.device_of(entry["step"]) for entry in fresh.state.values()} == {device}
 
 
 @distributed(world_size=2)

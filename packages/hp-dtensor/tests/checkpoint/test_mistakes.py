@@ -87,6 +87,16 @@ CALLS: dict[str, tuple[Callable[[World, Path], Any], type[Exception], str]] = {
         ValueError,
         r"load takes load\(path\), or load\(state, path\); got a dict",
     ),
+    "like beside a state": (
+        lambda w, p: load({"w": _zeros(w, 4), "n": 0}, p, like=lambda name, shape: None),
+        ValueError,
+        "fills the tensors that the state has: leave like out, or leave the state out",
+    ),
+    "like a plain tensor": (
+        lambda w, p: load(p, like=lambda name, shape: _zeros(w, 4)),
+        ValueError,
+        r"like\('w', \(4,\)\) must give a DTensor of this shape or None, got ",
+    ),
     "another shape": (
         lambda w, p: load({"w": _zeros(w, 5), "n": 0}, p),
         ValueError,

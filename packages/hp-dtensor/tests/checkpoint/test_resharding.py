@@ -69,6 +69,10 @@ def test_every_layout_loads_into_every_other_exactly(tmp_path: Path, world: Worl
             assert _bits(world, mine[source][shape]).tobytes() == _bits(world, wanted[shape]).tobytes(), (
                 f"{shape} from {source} to {target}"
             )
+        made = load(tmp_path, like=lambda name, shape, wanted=wanted: wanted[name.split("/")[-1]])
+        for source, shape in itertools.product(layouts, wanted):
+            assert made[source][shape].placements == wanted[shape].placements
+            assert _bits(world, made[source][shape]).tobytes() == _bits(world, wanted[shape]).tobytes()
 
 
 @distributed(world_size=(1, 2, 4))
@@ -131,6 +135,8 @@ def test_strided_pieces_and_runs_of_elements_load_into_each_other(tmp_path: Path
         mine = {name: distribute_tensor(full * 0, *layout) for name in layouts}
         assert load(mine, tmp_path).is_exact
         for name, x in mine.items():
+            assert _bits(world, x).tobytes() == _bits(world, wanted).tobytes(), (name, layout)
+        for name, x in load(tmp_path, like=lambda name, shape, wanted=wanted: wanted).items():
             assert _bits(world, x).tobytes() == _bits(world, wanted).tobytes(), (name, layout)
     for x in load(tmp_path).values():
         assert world.platform.to_bits(x).tobytes() == world.platform.to_bits(full).tobytes()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hp_fsdp.state import StateDictOptions as StateDictOptions
     from hp_fsdp.state import get_model_state_dict as get_model_state_dict
     from hp_fsdp.state import set_model_state_dict as set_model_state_dict
+    from hp_fsdp.state_likeness import like_parameters as like_parameters
     from hp_fsdp.whole_parameters import full_params as full_params
 
 _WHERE = {
@@ -39,6 +40,7 @@ _WHERE = {
     "get_model_state_dict": "state",
     "get_optimizer_state_dict": "optimizer_state",
     "hsdp_sync_stream": "module",
+    "like_parameters": "state_likeness",
     "register_forward_method": "module",
     "set_model_state_dict": "state",
     "set_optimizer_state_dict": "optimizer_state",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hp_dtensor import DTensor, distribute_tensor
 from hp_dtensor.placements import REPLICATE
-from hp_fsdp.optimizer_names import PARAMS, NamedOptimizer, check_flat
+from hp_fsdp.optimizer_names import PARAMS, STEP, NamedOptimizer, check_flat
 from hp_fsdp.state import is_frozen
 from hp_fsdp.state_broadcast import Announced, Home, send
 from hp_fsdp.state_options import IncompatibleKeys
@@ -17,7 +17,6 @@ from hp_platform.protocols.tensor import Tensor
 
 STATE: Final = "state"
 GROUPS: Final = "param_groups"
-STEP: Final = "step"
 HOW_IT_RUNS: Final = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Hyperparameters that change no value: they stay as this optimizer was made."""
 

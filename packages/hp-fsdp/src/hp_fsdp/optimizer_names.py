@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from hp_fsdp.state import parameters_by_name, show_shards
 from hp_platform.platform import Platform, require
 
-PARAMS = "params"
+PARAMS: Final = "params"
+STEP: Final = "step"
+"""Where optimizers count their steps, in a plain number."""
 
 
 class NamedOptimizer:

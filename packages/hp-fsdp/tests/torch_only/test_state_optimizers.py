@@ -17,6 +17,7 @@ from hp_fsdp import (
     fully_shard,
     get_model_state_dict,
     get_optimizer_state_dict,
+    like_parameters,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
@@ -149,6 +150,20 @@ def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
         assert_parity(
             get_model_state_dict(again, options=FULL), get_model_state_dict(model, options=FULL), exact=True
         )
+        # Or its pieces only.
+        again = shard(make(), mesh)
+        fresh = OPTIMIZERS[name](again.parameters())
+        stored = load(tmp_path, like=like_parameters(again))
+        pieces = [x for entry in stored["optimizer"]["state"].values() for x in entry.values()]
+        assert {isinstance(x, DTensor) for x in pieces if x.ndim == 2 and 1 not in x.shape} <= {True}
+        assert all(isinstance(x, DTensor) for x in stored["model"].values())
+        set_optimizer_state_dict(again, fresh, stored["optimizer"])
+        set_model_state_dict(again, stored["model"])
+        assert_parity(
+            get_optimizer_state_dict(again, fresh, options=FULL)["state"], expected["state"], exact=True
+        )
+        assert_parity(get_model_state_dict(again), get_model_state_dict(model, options=FULL), exact=True)
+        train(again, fresh, batch(world, 2)[1])
         # In place, each rank reads its pieces only: into a state that has the same entries.
         model_2, used = trained(world, mesh, name, num_steps=1)
         template = get_optimizer_state_dict(model_2, used)

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from hp_fsdp import get_model_state_dict as get_model_state_dict
     from hp_fsdp import get_optimizer_state_dict as get_optimizer_state_dict
     from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
+    from hp_fsdp import like_parameters as like_parameters
     from hp_fsdp import register_forward_method as register_forward_method
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
@@ -131,6 +132,7 @@ _WHERE = {
     "init_on_device": "hp_dtensor",
     "init_parameters": "hp_dtensor",
     "init_process_group": "hp_platform",
+    "like_parameters": "hp_fsdp",
     "load": "hp_dtensor",
     "load_safetensors": "hp_dtensor",
     "manual_seed": "hp_dtensor",

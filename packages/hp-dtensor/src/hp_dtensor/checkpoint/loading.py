@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, overload
 
@@ -10,21 +11,30 @@ from hp_dtensor.checkpoint import folders, nest, sources
 from hp_dtensor.checkpoint.boxes import Box, whole
 from hp_dtensor.checkpoint.nest import FlatState, flatten
 from hp_dtensor.checkpoint.report import LoadReport
-from hp_dtensor.checkpoint.safetensors_file import NAME_OF
+from hp_dtensor.checkpoint.safetensors_file import NAME_OF, WIDTH_OF
 from hp_dtensor.checkpoint.saving import wait_for_running
 from hp_dtensor.checkpoint.sources import Source
 from hp_dtensor.checkpoint.stored import Chunk, Stored, StoredTensor
+from hp_dtensor.dtensor import DTensorMethods
 from hp_platform import get_platform
+
+Like = Callable[[str, tuple[int, ...]], Any]
+"""From a tensor's name and shape to the DTensor that it shall lie as, or None."""
 
 
 @overload
-def load(state: str | os.PathLike[str], path: None = None) -> Any: ...
+def load(state: str | os.PathLike[str], path: None = None, *, like: Like | None = None) -> Any: ...
 @overload
 def load(
     state: Any, path: str | os.PathLike[str], *, strict: bool = True, cast: bool = False
 ) -> LoadReport: ...
 def load(
-    state: Any, path: str | os.PathLike[str] | None = None, *, strict: bool = True, cast: bool = False
+    state: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    like: Like | None = None,
 ) -> Any:
     """Read a checkpoint into a state, in place; or, as ``load(path)``, as a new nested state of whole plain tensors on cpu.
 
@@ -35,6 +45,8 @@ def load(
         strict: whether names that are missing or unexpected, and shapes, dtypes and kinds that differ, are an error, told
             before anything is changed. False: what fits is loaded, and the report tells the rest.
         cast: whether a dtype that differs is converted instead.
+        like: of ``load(path)``: ``like(name, shape)`` gives a DTensor of this shape, as which the tensor shall lie, with pieces
+            on the device of its piece; or None for a whole one on cpu. Each rank reads its own pieces then.
 
     Returns a :class:`hp_dtensor.LoadReport`; ``load(path)`` the state. Reads only the parts of files that overlap what this
     rank holds; one tensor's local piece at a time is in host memory. Nothing is unpickled. Communication: none: ranks that do
@@ -48,7 +60,11 @@ def load(
             raise ValueError(
                 f"load takes load(path), or load(state, path); got a {type(state).__name__} and no path: say where it lies"
             )
-        return _whole(_open(Path(state)))
+        return _whole(_open(Path(state)), like)
+    if like is not None:
+        raise ValueError(
+            "load(state, path) fills the tensors that the state has: leave like out, or leave the state out"
+        )
     return fill(flatten(state, sources.is_tensor), _open(Path(path)), strict=strict, cast=cast)
 
 
@@ -87,14 +103,24 @@ def _described(folder: Path, index: dict[str, Any]) -> Stored:
     )
 
 
-def _whole(stored: Stored) -> Any:
+def _whole(stored: Stored, like: Like | None) -> Any:
     leaves = {
-        name: stored.values[name]
-        if name in stored.values
-        else stored.tensor(name, stored.bits(name, whole(stored.tensors[name].shape)), "cpu")
+        name: stored.values[name] if name in stored.values else _new_tensor(name, stored, like)
         for name in stored.order
     }
     return nest.rebuild(stored.root, stored.kinds, leaves)
+
+
+def _new_tensor(name: str, stored: Stored, like: Like | None) -> Any:
+    shape = stored.tensors[name].shape
+    model = None if like is None else like(name, shape)
+    if model is None:
+        return stored.tensor(name, stored.bits(name, whole(shape)), "cpu")
+    if not isinstance(model, DTensorMethods) or tuple(model.shape) != shape:
+        raise ValueError(f"like({name!r}, {shape}) must give a DTensor of this shape or None, got {model!r}")
+    target = sources.source_of(name, model)
+    local = stored.tensor(name, _bits(name, target, stored), get_platform().device_of(target.local))
+    return model._wrap(local, model._spec)
 
 
 def fill(flat: FlatState, stored: Stored, *, strict: bool, cast: bool) -> LoadReport:
@@ -145,14 +171,22 @@ def _difference(name: str, flat: FlatState, target: Source | None, stored: Store
 
 
 def _fill_tensor(name: str, target: Source, stored: Stored) -> None:
-    import numpy as np
-
     if 0 in target.local.shape:
         return
     platform = get_platform()
-    pieces = [stored.bits(name, part.box) for part in target.parts]
-    bits = np.concatenate([piece.reshape(-1) for piece in pieces]) if target.is_run else pieces[0]
+    bits = _bits(name, target, stored)
     platform.copy_(target.local, stored.tensor(name, bits, platform.device_of(target.local)))
+
+
+def _bits(name: str, target: Source, stored: Stored) -> Any:
+    """The bits of this rank's piece."""
+    import numpy as np
+
+    pieces = [stored.bits(name, part.box) for part in target.parts]
+    if not target.is_run:
+        return pieces[0]
+    nothing = np.empty(0, f"u{WIDTH_OF[stored.tensors[name].code]}")
+    return np.concatenate([nothing, *(piece.reshape(-1) for piece in pieces)])
 
 
 def _equal(a: Any, b: Any) -> bool:
