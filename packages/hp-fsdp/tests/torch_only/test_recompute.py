@@ -144,7 +144,7 @@ def test_recomputed_blocks_with_dropout_equal_one_process(world: World, kind: st
 
 
 @pytest.mark.parametrize(
-    "outer, inner", [("plainly", "plainly"), ("reentrant", "plainly"), ("plainly", "to the end")]
+    ("outer", "inner"), [("plainly", "plainly"), ("reentrant", "plainly"), ("plainly", "to the end")]
 )
 @distributed(world_size=2, backends="torch")
 def test_checkpoints_in_checkpoints_equal_one_process(world: World, outer: str, inner: str) -> None:
