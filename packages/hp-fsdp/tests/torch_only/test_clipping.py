@@ -14,18 +14,18 @@ from hp_fsdp import fully_shard
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_models import CLOSE, batch, gradients, loss_of, make, make_mesh, meshes, parameters, shard
+from torch_models import CLOSE, TORCH, batch, gradients, loss_of, make, make_mesh, meshes, parameters, shard
 
 NORMS = (1.0, 2.0, math.inf, 3.0)
 
 
 @pytest.mark.parametrize("foreach", [None, True, False], ids=["as it is", "lists", "one by one"])
-@distributed(world_size=(1, 2, 3, 4), backends="torch")
+@distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_norm_and_clipped_gradients_and_the_step_are_those_of_one_process(
     world: World, foreach: bool | None
 ) -> None:
     for mesh in meshes(world):
-        reference, model = make(), shard(make(), mesh)
+        reference, model = make(world), shard(make(world), mesh)
         models = (reference, model)
         optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in models]
         for step, kind in enumerate(NORMS):
@@ -53,10 +53,10 @@ def test_norm_and_clipped_gradients_and_the_step_are_those_of_one_process(
             assert_parity(parameters(model), parameters(reference), **CLOSE, name=f"after step {step}")
 
 
-@distributed(world_size=(2, 4), backends="torch")
+@distributed(world_size=(2, 4), backends=TORCH)
 def test_clipping_a_list_costs_one_reduction_along_the_dim_that_shards(world: World) -> None:
     for mesh in meshes(world):
-        model = shard(make(), mesh)
+        model = shard(make(world), mesh)
         loss_of(model, batch(world, 0)[1]).backward()
         sharded = sum(p.grad is not None and p.ndim > 0 for p in model.parameters())
         with count_collectives() as counted:
@@ -68,10 +68,10 @@ def test_clipping_a_list_costs_one_reduction_along_the_dim_that_shards(world: Wo
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-@distributed(world_size=(2, 3), backends="torch")
+@distributed(world_size=(2, 3), backends=TORCH)
 def test_a_norm_that_is_not_finite_on_one_rank_is_refused_by_all(world: World, foreach: bool) -> None:
     for bad in (math.inf, math.nan):
-        model = shard(make(), make_mesh(world))
+        model = shard(make(world), make_mesh(world))
         loss_of(model, batch(world, 0)[1]).backward()
         if world.rank == 0:
             model.embed.weight.grad.to_local()[0, 0] = bad
@@ -85,12 +85,12 @@ def test_a_norm_that_is_not_finite_on_one_rank_is_refused_by_all(world: World, f
 
 
 @pytest.mark.parametrize("foreach", [None, False], ids=["lists", "one by one"])
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=TORCH)
 def test_parameters_on_several_meshes_and_plain_ones_count_once_each(
     world: World, foreach: bool | None
 ) -> None:
     """The first block is sharded over (2, 2), the second over all four, and one parameter is left alone."""
-    reference, model = make(), make()
+    reference, model = make(world), make(world)
     fully_shard(model.blocks[0], make_mesh(world, 2))
     fully_shard(model, make_mesh(world), ignored_params=[model.scale])
     everything, _ = batch(world, 0)
@@ -109,9 +109,9 @@ def test_parameters_on_several_meshes_and_plain_ones_count_once_each(
         assert_parity(gradients(model), gradients(reference), **CLOSE, name=f"clipped by norm {kind}")
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_clipping_by_value_and_by_a_norm_known_already(world: World) -> None:
-    reference, model = make(), shard(make(), make_mesh(world))
+    reference, model = make(world), shard(make(world), make_mesh(world))
 
     def both(clip: Any) -> None:
         for each, samples in zip((reference, model), batch(world, 0), strict=True):

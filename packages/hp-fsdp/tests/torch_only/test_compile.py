@@ -18,6 +18,7 @@ from hp_platform.testing import World, assert_parity, count_collectives, distrib
 sys.path.insert(0, str(Path(__file__).parent))
 from torch_models import (
     CLOSE,
+    TORCH,
     Block,
     Model,
     batch,
@@ -120,20 +121,20 @@ def check_steps(world: World, reference: Model, model: Any, num_steps: int = 4) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@distributed(world_size=2, backends="torch", timeout=180)
+@distributed(world_size=2, backends=TORCH, timeout=180)
 def test_compiled_blocks_give_the_numbers_of_one_process_and_are_compiled_once(
     world: World, way: str
 ) -> None:
     torch._dynamo.reset()
-    reference, model = make(), make()
+    reference, model = make(world), make(world)
     WAYS[way](model, make_mesh(world))
     check_steps(world, reference, model)
 
 
-@distributed(world_size=2, backends="torch", timeout=180)
+@distributed(world_size=2, backends=TORCH, timeout=180)
 def test_one_graph_serves_all_blocks_in_training_and_one_in_evaluation(world: World) -> None:
     torch._dynamo.reset()
-    reference, model = make(), make()
+    reference, model = make(world), make(world)
     method_after(model, make_mesh(world))
     before, _ = compiled_so_far()
     for step in range(3):
@@ -146,10 +147,10 @@ def test_one_graph_serves_all_blocks_in_training_and_one_in_evaluation(world: Wo
     assert compiled_so_far()[0] - before == 2
 
 
-@distributed(world_size=2, backends="torch", timeout=180)
+@distributed(world_size=2, backends=TORCH, timeout=180)
 def test_compiled_blocks_communicate_as_others_do(world: World) -> None:
     torch._dynamo.reset()
-    plain, compiled = shard(make(), make_mesh(world)), make()
+    plain, compiled = shard(make(world), make_mesh(world)), make(world)
     method_before(compiled, make_mesh(world))
     for step in range(2):
         counts = []
@@ -170,19 +171,19 @@ class Recomputing(Model):
         return self.head(x) * self.scale
 
 
-@distributed(world_size=2, backends="torch", timeout=180)
+@distributed(world_size=2, backends=TORCH, timeout=180)
 def test_compiled_blocks_are_recomputed(world: World) -> None:
     torch._dynamo.reset()
-    reference, model = make(), make()
+    reference, model = make(world), make(world)
     model.__class__ = Recomputing
     method_before(model, make_mesh(world))
     check_steps(world, reference, model)
 
 
-@distributed(world_size=2, backends="torch", timeout=180)
+@distributed(world_size=2, backends=TORCH, timeout=180)
 def test_frozen_parameters_stay_frozen_in_compiled_blocks(world: World) -> None:
     torch._dynamo.reset()
-    models = (make(), make())
+    models = (make(world), make(world))
     for model in models:
         for block in model.blocks:
             block.inner.requires_grad_(False)

@@ -16,17 +16,17 @@ from hp_fsdp import MixedPrecisionPolicy, fully_shard
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_models import CLOSE, batch, loss_of, make, make_mesh, meshes, parameters, shard
+from torch_models import CLOSE, TORCH, batch, loss_of, make, make_mesh, meshes, parameters, shard
 
 
 class Watched(torch.nn.Module):
     """The model, and a parameter whose gradient is what the caller says."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self.body = make()
+        self.body = make(world)
         self.blocks = self.body.blocks
-        self.watched = torch.nn.Parameter(torch.ones(7, dtype=torch.float64))
+        self.watched = torch.nn.Parameter(torch.ones(7, dtype=torch.float64, device=world.device))
 
     def forward(self, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         return loss_of(self.body, ids) + (self.watched * gradient).sum()
@@ -39,7 +39,8 @@ COURSE = (1.0, math.inf, 2.0, math.nan, -1.0, 0.5, -math.inf, 3.0)
 
 def gradients_of_step(world: World, last: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of what the ranks say, and what this rank says."""
-    mine, bad = torch.linspace(-1, 1, 7, dtype=torch.float64), torch.linspace(-1, 1, 7, dtype=torch.float64)
+    mine = torch.linspace(-1, 1, 7, dtype=torch.float64, device=world.device)
+    bad = mine.clone()
     bad[-1] = last
     mean = (mine * (world.size - 1) + bad) / world.size
     return mean, bad if world.rank == world.size - 1 else mine
@@ -52,12 +53,14 @@ def make_optimizer(kind: str, params: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
-@distributed(world_size=(1, 2, 3, 4), backends="torch")
+@distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_scale_skipped_steps_and_parameters_are_those_of_one_process(world: World, clip: bool) -> None:
     for mesh, kind in itertools.product(meshes(world), ("AdamW", "fused AdamW", "SGD")):
-        models = (Watched(), shard(Watched(), mesh))
+        models = (Watched(world), shard(Watched(world), mesh))
         optimizers = [make_optimizer(kind, model.parameters()) for model in models]
-        scalers = [torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) for _ in models]
+        scalers = [
+            torch.amp.GradScaler(world.device_type, init_scale=256.0, growth_interval=2) for _ in models
+        ]
         skipped: list[list[bool]] = [[], []]
         for step, last in enumerate(COURSE):
             samples, said = batch(world, step), gradients_of_step(world, last)
@@ -76,12 +79,12 @@ def test_scale_skipped_steps_and_parameters_are_those_of_one_process(world: Worl
         assert skipped[0] == skipped[1] == [not math.isfinite(last) for last in COURSE]
 
 
-@distributed(world_size=(1, 2, 4), backends="torch")
+@distributed(world_size=(1, 2, 4), backends=TORCH)
 def test_unscaling_costs_one_reduction_of_one_number_per_mesh_dim(world: World) -> None:
     for mesh in meshes(world):
-        model = shard(make(), mesh)
+        model = shard(make(world), mesh)
         optimizer = torch.optim.AdamW(model.parameters())
-        scaler = torch.amp.GradScaler("cpu")
+        scaler = torch.amp.GradScaler(world.device_type)
         scaler.scale(loss_of(model, batch(world, 0)[1])).backward()
         with count_collectives() as counted:
             scaler.unscale_(optimizer)
@@ -92,13 +95,13 @@ def test_unscaling_costs_one_reduction_of_one_number_per_mesh_dim(world: World) 
         assert counted.nbytes() == 4 * number
 
 
-@distributed(world_size=(2, 3), backends="torch")
+@distributed(world_size=(2, 3), backends=TORCH)
 def test_an_infinity_in_an_ignored_parameter_of_one_rank_skips_the_step_of_all(world: World) -> None:
     mesh = make_mesh(world)
-    model = Watched()
+    model = Watched(world)
     fully_shard(model, mesh, ignored_params=[model.watched])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(world.device_type, init_scale=4.0)
     before = {name: value.clone() for name, value in parameters(model).items()}
     _, said = gradients_of_step(world, math.inf)
     scaler.scale(model(batch(world, 0)[1], said)).backward()
@@ -109,23 +112,25 @@ def test_an_infinity_in_an_ignored_parameter_of_one_rank_skips_the_step_of_all(w
     assert_parity(parameters(model), before, exact=True)
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_a_half_precision_model_skips_its_overflows_and_trains_as_one_process_does(world: World) -> None:
     """The one process computes each rank's samples in float16 from float32 parameters, and adds gradients in float32."""
-    reference, model, mesh = make().float(), make().float(), make_mesh(world)
+    reference, model, mesh = make(world).float(), make(world).float(), make_mesh(world)
     policy = MixedPrecisionPolicy(param_dtype="float16", reduce_dtype="float32")
     for block in model.blocks:
         fully_shard(block, mesh, mp_policy=policy)
     fully_shard(model, mesh, mp_policy=replace(policy, output_dtype="float32"))
     ours, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, reference))
     # The largest gradients of logits are near 0.1, and float16 ends at 65504: the first scales overflow.
-    mine, his = (torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=4) for _ in range(2))
+    mine, his = (
+        torch.amp.GradScaler(world.device_type, init_scale=2.0**22, growth_interval=4) for _ in range(2)
+    )
     scales = [mine.get_scale()]
     for step in range(12):
         everything, samples = batch(world, step)
         mine.scale(loss_of(model, samples)).backward()
         for part in everything.chunk(world.size):
-            half = make().half()
+            half = make(world).half()
             half.load_state_dict(reference.state_dict())
             logits = half(part).float().flatten(0, 1)
             his.scale(torch.nn.functional.cross_entropy(logits, part.roll(1, 1).flatten())).backward()

@@ -13,7 +13,7 @@ import torch
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_models import CLOSE, batch, loss_of, make, make_mesh, meshes, parameters, shard
+from torch_models import CLOSE, TORCH, batch, loss_of, make, make_mesh, meshes, parameters, shard
 
 NUM_STEPS = 5
 optim = torch.optim
@@ -32,11 +32,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 """All of these work element by element: no communication."""
 
 
-@distributed(world_size=(1, 2, 3, 4), backends="torch")
+@distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_five_steps_of_elementwise_optimizers_equal_one_process_and_communicate_nothing(world: World) -> None:
     for mesh in meshes(world):
         for name, create in OPTIMIZERS.items():
-            models = (make(), shard(make(), mesh))
+            if name == "Adagrad, fused" and world.device_type != "cpu":
+                continue  # torch has no such kernel
+            models = (make(world), shard(make(world), mesh))
             optimizers = [create(model.parameters()) for model in models]
             for step in range(NUM_STEPS):
                 for model, optimizer, samples in zip(models, optimizers, batch(world, step), strict=True):
@@ -49,10 +51,10 @@ def test_five_steps_of_elementwise_optimizers_equal_one_process_and_communicate_
 
 
 @pytest.mark.parametrize("foreach", [True, False], ids=["lists", "one by one"])
-@distributed(world_size=(1, 2, 3, 4), backends="torch")
+@distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_adafactor_sees_whole_rows_and_columns(world: World, foreach: bool) -> None:
     for mesh in meshes(world):
-        models = (make(), shard(make(), mesh))
+        models = (make(world), shard(make(world), mesh))
         optimizers = [optim.Adafactor(model.parameters(), 1e-2, foreach=foreach) for model in models]
         for step in range(NUM_STEPS):
             for model, optimizer, samples in zip(models, optimizers, batch(world, step), strict=True):
@@ -63,10 +65,10 @@ def test_adafactor_sees_whole_rows_and_columns(world: World, foreach: bool) -> N
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-@distributed(world_size=(2, 3), backends="torch")
+@distributed(world_size=(2, 3), backends=TORCH)
 def test_lbfgs_asks_for_losses_and_takes_directions_of_the_whole(world: World, search: str | None) -> None:
     """Its closure gives the mean loss of all ranks, so that all ranks search alike."""
-    models = (make(), shard(make(), make_mesh(world)))
+    models = (make(world), shard(make(world), make_mesh(world)))
     optimizers = [
         # The unused parameter has no gradient, which LBFGS takes for zeros in both.
         optim.LBFGS(model.parameters(), 0.1, max_iter=3, history_size=2, line_search_fn=search)
@@ -94,9 +96,9 @@ def test_lbfgs_asks_for_losses_and_takes_directions_of_the_whole(world: World, s
     assert_parity(parameters(models[1]), parameters(models[0]), rtol=0.0, atol=1e-11)
 
 
-@distributed(world_size=(2, 3), backends="torch")
+@distributed(world_size=(2, 3), backends=TORCH)
 def test_states_lie_as_parameters_do(world: World) -> None:
-    model = shard(make(), make_mesh(world))
+    model = shard(make(world), make_mesh(world))
     optimizer = optim.AdamW(model.parameters())
     loss_of(model, batch(world, 0)[1]).backward()
     optimizer.step()
@@ -110,9 +112,9 @@ def test_states_lie_as_parameters_do(world: World) -> None:
             assert state[key].to_local().shape == parameter.to_local().shape, name
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_a_schedule_and_groups_of_parameters_work_as_ever(world: World) -> None:
-    models = (make(), shard(make(), make_mesh(world)))
+    models = (make(world), shard(make(world), make_mesh(world)))
     optimizers, schedules = [], []
     for model in models:
         decayed = [p for p in model.parameters() if p.ndim > 1]

@@ -24,7 +24,18 @@ from hp_platform import DeviceMesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_models import CLOSE, SAMPLES, WIDTH, batch, gradients, loss_of, make_mesh, meshes, parameters
+from torch_models import (
+    CLOSE,
+    SAMPLES,
+    TORCH,
+    WIDTH,
+    batch,
+    gradients,
+    loss_of,
+    make_mesh,
+    meshes,
+    parameters,
+)
 
 Tensor = torch.Tensor
 Run = Callable[..., Any]
@@ -98,9 +109,9 @@ class InSequence(Model):
         return self.head(x)
 
 
-def make(kind: type[Model] = Model, **where: Run) -> Any:
+def make(world: World, kind: type[Model] = Model, **where: Run) -> Any:
     torch.manual_seed(3)
-    return kind(**where).double()
+    return kind(**where).double().to(world.device)
 
 
 def shard(model: Any, mesh: DeviceMesh, **kwargs: Any) -> Any:
@@ -119,7 +130,7 @@ def reference_backward(world: World, reference: Any, step: int) -> None:
 
 def check_steps(world: World, model: Any, run: Run = plainly) -> None:
     """Two steps: all gradients, and the parameters."""
-    reference = make()
+    reference = make(world)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (reference, model)]
     for step in range(2):
         reference_backward(world, reference, step)
@@ -136,17 +147,17 @@ PLACES = ("inside", "around", "over_two")
 
 
 @pytest.mark.parametrize("kind", RECOMPUTING)
-@distributed(world_size=(1, 2, 3, 4), backends="torch")
+@distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_recomputed_blocks_with_dropout_equal_one_process(world: World, kind: str) -> None:
     for mesh, place, reshard in itertools.product(meshes(world), PLACES, (True, False)):
-        model = make(**{place: RECOMPUTING[kind]})
+        model = make(world, **{place: RECOMPUTING[kind]})
         check_steps(world, shard(model, mesh, reshard_after_forward=reshard))
 
 
 @pytest.mark.parametrize(
     ("outer", "inner"), [("plainly", "plainly"), ("reentrant", "plainly"), ("plainly", "to the end")]
 )
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_checkpoints_in_checkpoints_equal_one_process(world: World, outer: str, inner: str) -> None:
     outside, within = RECOMPUTING[outer], RECOMPUTING[inner]
     for where in (
@@ -155,26 +166,26 @@ def test_checkpoints_in_checkpoints_equal_one_process(world: World, outer: str, 
         {"over_two": outside, "inside": within},
         {"over_two": outside, "around": within, "inside": within},
     ):
-        check_steps(world, shard(make(**where), make_mesh(world)))
+        check_steps(world, shard(make(world, **where), make_mesh(world)))
 
 
 @pytest.mark.parametrize("kind", ["plainly", "to the end", "selective"])
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_a_whole_model_is_recomputed(world: World, kind: str) -> None:
-    check_steps(world, shard(make(), make_mesh(world)), RECOMPUTING[kind])
+    check_steps(world, shard(make(world), make_mesh(world)), RECOMPUTING[kind])
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_a_sequence_is_recomputed_in_segments(world: World) -> None:
-    check_steps(world, shard(make(InSequence), make_mesh(world)))
+    check_steps(world, shard(make(world, InSequence), make_mesh(world)))
 
 
 @pytest.mark.parametrize("kind", RECOMPUTING)
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_recomputing_adds_no_collective(world: World, kind: str) -> None:
     """Each block gathers for forward and for backward, the root once, and all reduce once."""
     for place in PLACES:
-        model = shard(make(**{place: RECOMPUTING[kind]}), make_mesh(world))
+        model = shard(make(world, **{place: RECOMPUTING[kind]}), make_mesh(world))
         for step in range(2):
             with count_collectives() as counted:
                 loss_of(model, batch(world, step)[1]).backward()
@@ -183,10 +194,10 @@ def test_recomputing_adds_no_collective(world: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plainly", "reentrant"])
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_gradients_of_micro_batches_add_up_where_blocks_are_recomputed(world: World, kind: str) -> None:
-    reference = make()
-    model = shard(make(around=RECOMPUTING[kind]), make_mesh(world))
+    reference = make(world)
+    model = shard(make(world, around=RECOMPUTING[kind]), make_mesh(world))
     for step in range(3):
         model.set_requires_gradient_sync(step == 2)
         reference_backward(world, reference, step)
@@ -195,11 +206,11 @@ def test_gradients_of_micro_batches_add_up_where_blocks_are_recomputed(world: Wo
     assert_parity(gradients(model), gradients(reference), **CLOSE)
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_activations_that_wait_on_the_host_come_back(world: World) -> None:
     def on_host(function: Run, *args: Any) -> Any:
         with torch.autograd.graph.save_on_cpu():
             return function(*args)
 
     for place in PLACES:
-        check_steps(world, shard(make(**{place: on_host}), make_mesh(world)))
+        check_steps(world, shard(make(world, **{place: on_host}), make_mesh(world)))

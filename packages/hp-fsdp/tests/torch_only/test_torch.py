@@ -21,7 +21,7 @@ from torch_models import CLOSE, batch, loss_of, make, make_mesh, shard
 
 @distributed(world_size=2, backends="torch")
 def test_inference_mode_before_training_does_no_harm(world: World) -> None:
-    reference, model = make(), shard(make(), make_mesh(world))
+    reference, model = make(world), shard(make(world), make_mesh(world))
     everything, mine = batch(world, 0)
     with torch.inference_mode():
         assert_parity(model(mine), reference(mine), **CLOSE)
@@ -33,7 +33,7 @@ def test_inference_mode_before_training_does_no_harm(world: World) -> None:
 
 @distributed(world_size=2, backends="torch")
 def test_shards_of_one_row_are_tensors_of_their_own(world: World) -> None:
-    model = shard(make(), make_mesh(world))
+    model = shard(make(world), make_mesh(world))
     shards = [parameter.to_local() for parameter in model.blocks[0].parameters()]
     versions = [shard._version for shard in shards]
     with torch.no_grad():
@@ -58,12 +58,12 @@ def test_a_saved_shard_is_as_large_as_the_shard_and_loads_safely(world: World) -
 
 @distributed(world_size=2, backends="torch")
 def test_a_state_dict_goes_through_a_file(world: World) -> None:
-    model, file = shard(make(), make_mesh(world)), io.BytesIO()
+    model, file = shard(make(world), make_mesh(world)), io.BytesIO()
     torch.save(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), file)
     file.seek(0)
-    plain = make()
+    plain = make(world)
     plain.load_state_dict(torch.load(file, weights_only=True))
-    assert_parity(plain.state_dict(), make().state_dict(), exact=True)
+    assert_parity(plain.state_dict(), make(world).state_dict(), exact=True)
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.mul_(2)
@@ -74,7 +74,7 @@ def test_a_state_dict_goes_through_a_file(world: World) -> None:
 
 @distributed(world_size=2, backends="torch")
 def test_another_dtype_after_sharding_is_refused_by_name(world: World) -> None:
-    model = shard(make(), make_mesh(world)).float()
+    model = shard(make(world), make_mesh(world)).float()
     with pytest.raises(
         RuntimeError, match=r"the shard of parameter '.*' was changed after fully_shard: it is .*float32"
     ):

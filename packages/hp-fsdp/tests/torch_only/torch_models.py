@@ -13,6 +13,7 @@ from hp_platform.testing import World
 
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
 """Sums over ranks and samples in another order than in one process: float64, values near 1, a few steps."""
+TORCH = ("torch", "cuda")
 VOCABULARY, WIDTH, SAMPLES = 11, 6, 2
 """On 4 ranks 11 rows are cut to 3, 3, 3, 2, and 6 rows to 2, 2, 2, 0. Each rank has two samples."""
 
@@ -49,10 +50,10 @@ class Model(torch.nn.Module):
         return self.head(x) * self.scale
 
 
-def make() -> Model:
+def make(world: World) -> Model:
     """The same numbers at every call, in float64."""
     torch.manual_seed(3)
-    return Model().double()
+    return Model().double().to(world.device)
 
 
 def make_mesh(world: World, replicas: int = 1) -> DeviceMesh:
@@ -71,7 +72,7 @@ def shard(model: Any, mesh: DeviceMesh, **kwargs: Any) -> Any:
 def batch(world: World, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """All ranks' samples, and this rank's."""
     generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(0, VOCABULARY, (SAMPLES * world.size, 5), generator=generator)
+    ids = torch.randint(0, VOCABULARY, (SAMPLES * world.size, 5), generator=generator).to(world.device)
     return ids, ids[SAMPLES * world.rank : SAMPLES * (world.rank + 1)]
 
 
