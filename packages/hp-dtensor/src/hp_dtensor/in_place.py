@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from hp_dtensor.errors import name_of, refuse_copy_of_view
+from hp_dtensor.no_elements import has_gradients, is_complex
 from hp_dtensor.plan import Plan, position_of, run_plan
 from hp_dtensor.redistribution import moves_between, run_moves
 from hp_dtensor.rules.registry import Rule
@@ -63,7 +64,7 @@ def write_result(
         # Its backward may need what is written over below.
         functional = partial(_of_copy, functional)
     value = run_plan(plan, functional, args, local, kwargs)
-    if platform.is_floating(value.dtype) and not platform.is_floating(own.dtype):
+    if (has_gradients(value) and not has_gradients(own)) or (is_complex(value) and not is_complex(own)):
         raise ValueError(
             f"{name_of(function)} cannot write {platform.dtype_name(value.dtype)} into a tensor of "
             f"{platform.dtype_name(own.dtype)}: cast one of them"

@@ -37,7 +37,7 @@ def zeros_from(like: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Zeros like ``like``, computed from ``inputs`` as far as gradients go: each gets zeros."""
     platform: Any = get_platform()
     tensors = [x for x in inputs if platform.is_tensor(x) and platform.requires_grad(x)]
-    if not (tensors and platform.is_floating(like.dtype) and platform.is_grad_enabled()):
+    if not (tensors and has_gradients(like) and platform.is_grad_enabled()):
         return platform.zeros_like(like)
     return _functions().ZerosFrom.apply(like, *tensors)
 
@@ -62,9 +62,19 @@ def meeting(result: Any, inputs: Sequence[Any]) -> Any:
 
 def _met(x: Any, tensors: Sequence[Tensor]) -> Any:
     platform: Any = get_platform()
-    if not (platform.is_tensor(x) and platform.is_floating(x.dtype)):
+    if not (platform.is_tensor(x) and has_gradients(x)):
         return x
     return _functions().Meeting.apply(x, *tensors)
+
+
+def has_gradients(x: Tensor) -> bool:
+    """Whether numbers of this dtype may have some."""
+    return get_platform().is_floating(x.dtype) or is_complex(x)
+
+
+def is_complex(x: Tensor) -> bool:
+    """Whether these are complex numbers."""
+    return bool(get_platform().dtype_name(x.dtype).startswith("complex"))
 
 
 @once

@@ -78,6 +78,16 @@ def _pairs(table: str) -> Iterator[tuple[str, str]]:
                 yield rule, name
 
 
+def params(name: str) -> tuple[str | tuple[str, None], ...] | None:
+    """The names of a function's arguments by position, where they are not those of its rule."""
+    for family in _FAMILIES:
+        given = getattr(family, "PARAMS", {}).get(name)
+        if given is not None:
+            rest = ((n[:-1], None) if n.endswith("=") else n for n in given.split())
+            return ("input", *rest)
+    return None
+
+
 def families() -> tuple[ModuleType, ...]:
     """The modules with the tables."""
     return _FAMILIES

@@ -12,7 +12,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     heaviside hypot ldexp logaddexp logaddexp2 maximum minimum nextafter pow __pow__ __rpow__ remainder xlogy
     eq __eq__ ne not_equal __ne__ gt greater __gt__ ge greater_equal __ge__ lt less __lt__ le less_equal __le__ isclose
     logical_and logical_or logical_xor bitwise_and __and__ __rand__ bitwise_or __or__ __ror__ bitwise_xor __xor__ __rxor__
-    addcdiv addcmul lerp masked_fill
+    addcdiv addcmul lerp masked_fill angle complex polar
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign softshrink hardshrink tanhshrink threshold hardtanh
     hardsigmoid hardswish logsigmoid
     long int short bool char byte
@@ -27,7 +27,8 @@ FUNCTIONS: Final[dict[str, str]] = {
     "prelu": "prelu",
     "where": "where",
     "identity": "float double half bfloat16",
-    "copied": "positive __pos__ clone contiguous",
+    "copied": "positive __pos__ clone contiguous resolve_conj resolve_neg",
+    "conjugated": "conj conj_physical real imag",
     "negated": "neg negative __neg__",
     "cast": "to astype",
     "add": "add __add__ __radd__ sub subtract __sub__ rsub __rsub__",
@@ -48,6 +49,7 @@ IN_PLACE: Final[dict[str, str]] = {
     addcdiv_ addcmul_ lerp_ masked_fill_ relu_ threshold_ elu_ selu_ celu_ leaky_relu_ hardtanh_
     bitwise_left_shift_ __ilshift__ bitwise_right_shift_ __irshift__ igamma_ igammac_ mvlgamma_ polygamma_
     """,
+    "conjugated": "conj_physical_",
     "negated": """
     neg_ negative_
     """,
@@ -61,6 +63,19 @@ IN_PLACE: Final[dict[str, str]] = {
     div_ divide_ true_divide_ __itruediv__ __idiv__
     """,
 }
+
+PARAMS: Final[dict[str, str]] = {
+    "clamp": "min= max=",
+    "clip": "min= max=",
+    "pow": "exponent",
+    "float_power": "exponent",
+    "lerp": "end weight",
+    "addcdiv": "tensor1 tensor2",
+    "addcmul": "tensor1 tensor2",
+    "masked_fill": "mask value",
+    "heaviside": "values",
+}
+"""Of functions whose tensors have other names than those of their rule: these names; with ``=`` what may be left out."""
 
 PRIMITIVES: Final[dict[str, str]] = {
     "pointwise": """

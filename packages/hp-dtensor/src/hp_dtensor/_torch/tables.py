@@ -32,11 +32,16 @@ def table() -> dict[Any, Any]:
     """Function of torch -> its rule."""
     rules: dict[Any, Any] = {}
     for rule, name in _names.functions():
-        rules.update(dict.fromkeys(found(name), RULES[rule]))
+        rules.update(dict.fromkeys(found(name), _spelled(rule, name)))
     for rule, name in _names.in_place():
-        functional = found(_names.functional_name(name))[0]
-        rules.update(dict.fromkeys(found(name), RULES[rule].writing(functional)))
+        plain = _names.functional_name(name)
+        rules.update(dict.fromkeys(found(name), _spelled(rule, plain).writing(found(plain)[0])))
     return rules
+
+
+def _spelled(rule: str, name: str) -> Any:
+    params = _names.params(name)
+    return RULES[rule] if params is None else RULES[rule].taking(params)
 
 
 def method_names() -> Iterator[str]:

@@ -88,6 +88,9 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
             return self
         return dispatch(_CAST, torch.Tensor.to, (self, dtype), None)
 
+    real = property(torch.real, doc="The real part, a view; of real numbers the tensor itself.")
+    imag = property(torch.imag, doc="The imaginary part of complex numbers, a view.")
+    nbytes = property(lambda x: x.numel() * x.element_size(), doc="Of the whole, in bytes.")
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     H = property(
         lambda x: x.t().conj() if x.dtype.is_complex else x.t(), doc="The conjugate transpose of a matrix."

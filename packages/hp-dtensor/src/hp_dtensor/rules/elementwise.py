@@ -104,10 +104,14 @@ def _nonlinear(*args: Any, **kwargs: Any) -> Outcome:
 
 
 @rule("where", by_value=False)
-def _where(condition: Any, x: Any, y: Any) -> Outcome:
+def _where(condition: Any, x: Any = None, y: Any = None) -> Outcome:
     """Elementwise choice, linear in what is chosen from. With the condition alone it would be a search, whose result has no
     shape known before.
     """
+    if x is None or y is None:
+        raise ValueError(
+            "where takes a condition and two values: for the places of what is true use nonzero(as_tuple=True)"
+        )
     return pointwise((condition, x, y), _of_chosen)
 
 
@@ -127,6 +131,12 @@ def _linear_unary(*args: Any, **kwargs: Any) -> Outcome:
 @rule("copied", params=("input",), by_value=False, carries=EVERY_KIND)
 def _copied(*args: Any, **kwargs: Any) -> Outcome:
     """The same values: clone, contiguous, positive."""
+    return _linear_unary(*args, **kwargs)
+
+
+@rule("conjugated", params=("input",), by_value=False, views=True)
+def _conjugated(*args: Any, **kwargs: Any) -> Outcome:
+    """conj, real, imag: of a sum of complex numbers the summands'. Of real numbers themselves."""
     return _linear_unary(*args, **kwargs)
 
 

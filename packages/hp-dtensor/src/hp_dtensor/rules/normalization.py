@@ -188,7 +188,7 @@ def normalize(x: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Outco
 def cosine_similarity(x: Any, y: Any, dim: int = 1, *rest: Any) -> Outcome:
     """The cosine of vectors along ``dim``, with broadcasting; every rank has whole vectors."""
     shape = broadcast_shape((x.shape, y.shape))
-    (at,) = dim_of(dim, len(shape))
+    at = next(iter(dim_of(dim, len(shape))), 0)
     both = pointwise((x, y))
     assert both.output is not None
 

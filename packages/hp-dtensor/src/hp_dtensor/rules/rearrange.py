@@ -158,7 +158,7 @@ def _zeros(like: Any, shape: Shape) -> Any:
 @rule("unfold", params=("input", "dim", "size", "step"), carries=EVERY_KIND)
 def unfold(x: Any, dim: int, size: int, step: int) -> Outcome:
     """Windows along a dim: their number in its place, their elements in a new last dim."""
-    (at,) = dims_of(dim, len(x.shape))
+    at = next(iter(dims_of(dim, len(x.shape))), 0)
     whole = x.shape[at] if x.shape else 1
     if size < 0 or size > whole or step < 1:
         raise ValueError(f"windows of size {size} every {step} do not fit dim {dim} of size {whole}")

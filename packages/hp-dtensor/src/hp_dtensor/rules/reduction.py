@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor import across
-from hp_dtensor.no_elements import meeting, zeros_from
+from hp_dtensor.no_elements import has_gradients, is_complex, meeting, zeros_from
 from hp_dtensor.placements import PARTIAL, Partial, Placement, Shard
 from hp_dtensor.rules.along import (
     SUMS,
@@ -80,7 +80,7 @@ def neutral(
     like = platform.full(
         shape_without(local.shape, dims, keepdim), value(dtype) if callable(value) else value, dtype, device
     )
-    return zeros_from(like, [local]) + like if platform.is_floating(dtype) else like
+    return zeros_from(like, [local]) + like if has_gradients(like) else like
 
 
 def _given(options: Sequence[Any]) -> Any:
@@ -161,9 +161,10 @@ def as_floating(local: Tensor, dtype: Any, name: str) -> Tensor:
     platform = get_platform()
     local = local if dtype is None else platform.cast(local, dtype)
     if not platform.is_floating(local.dtype):
-        raise ValueError(
-            f"{name} of {platform.dtype_name(local.dtype)} would round: cast to a floating dtype"
-        )
+        way_out = "would round: cast to a floating dtype"
+        if is_complex(local):
+            way_out = "is not built for what is cut: take it of x.real and x.imag, or of x.abs()"
+        raise ValueError(f"{name} of {platform.dtype_name(local.dtype)} {way_out}")
     return local
 
 

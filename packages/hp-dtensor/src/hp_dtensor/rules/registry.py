@@ -143,6 +143,10 @@ class Rule:
             found = self._in_place.setdefault(functional, replace(self, in_place=True, functional=functional))
         return found
 
+    def taking(self, params: Sequence[str | tuple[str, Any]]) -> Rule:
+        """The rule of an operation that has other names for its arguments."""
+        return replace(self, params=_signature(params))
+
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -187,6 +191,10 @@ class Rule:
         return tuple(added), tuple(rest)
 
 
+def _signature(params: Sequence[str | tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    return tuple((p, REQUIRED) if isinstance(p, str) else p for p in params)
+
+
 RULES: dict[str, Rule] = {}
 """Every rule by its name; filled when the modules of the families are imported."""
 
@@ -216,7 +224,7 @@ def rule(
         carries: see :attr:`Rule.carries`; views carry every kind.
     """
     kinds = dict(EVERY_KIND if carries is None and views else carries or {})
-    signature = tuple((p, REQUIRED) if isinstance(p, str) else p for p in params)
+    signature = _signature(params)
 
     def enter(plan: Callable[..., Outcome]) -> Callable[..., Outcome]:
         if name in RULES:

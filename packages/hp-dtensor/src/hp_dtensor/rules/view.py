@@ -111,7 +111,12 @@ def _same_blocks(
 @rule("view", params=("input", "shape"), packs=1, views=True)
 def view(x: Any, shape: Any) -> Outcome:
     """view, reshape: ``shape`` may hold one -1."""
-    return reshaped(x, _complete(x.shape, tuple(shape) if not isinstance(shape, int) else (shape,)))
+    shape = (shape,) if isinstance(shape, int) else shape
+    if not isinstance(shape, (tuple, list)):
+        raise ValueError(
+            f"a shape is needed, got {shape!r}: other numbers come from to(dtype), not from the same bits"
+        )
+    return reshaped(x, _complete(x.shape, tuple(shape)))
 
 
 @rule("view_as", params=("input", "other"), views=True)

@@ -263,7 +263,11 @@ def _native_op(platform: Platform, op: str, x: Tensor, group: ProcessGroup) -> t
     if not platform.can_reduce(x.dtype, kind):
         raise NotImplementedError(
             f"{group.backend} cannot reduce {platform.dtype_name(x.dtype)} on {kind} ({platform.platform_type.value}): "
-            "cast to float32 before the collective"
+            + (
+                "reduce the real and the imaginary part"
+                if platform.dtype_name(x.dtype).startswith("complex")
+                else "cast to float32 before the collective"
+            )
         )
     if op == "mean" and "mean" not in platform.native_reduce_ops(kind):
         return "sum", group.size
