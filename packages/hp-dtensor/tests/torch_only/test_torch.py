@@ -235,6 +235,8 @@ ARGUMENTS.update(
     {
         "cdist": ["y"],
         "renorm": [2, 0, 1.0],
+        "complex": ["y"],
+        "polar": ["y"],
         "put": ["numbers", "three"],
         "prelu": ["vector"],
         "select_scatter": ["vector", 0, 1],
@@ -247,6 +249,7 @@ ARGUMENTS.update(
 )
 ALL_ARGUMENTS.update(
     {
+        "imag": ["complex"],
         "zeta": [2.0, "x"],
         "torch.polygamma": [1, "x"],
         "torch.special.polygamma": [1, "x"],
@@ -346,6 +349,7 @@ def _operands(draw: Any) -> dict[str, torch.Tensor]:
     """Of products and layers."""
     places = {1: (5,), 2: (5, 4), 3: (3, 4, 3)}
     return {
+        "complex": torch.complex(draw(4, 5), draw(4, 5)),
         "numbers": torch.tensor([2, 0, 3]),
         "places": torch.arange(20).reshape(4, 5) * 7 % 4,
         "rising": torch.arange(6, dtype=torch.float64) / 6,
