@@ -329,15 +329,30 @@ def test_wrong_calls_with_optimizers_are_refused_before_anything_is_written(worl
 
 
 @distributed(world_size=1)
-def test_optimizers_that_keep_no_state_by_parameter_are_refused_with_a_way_out(world: World) -> None:
-    """A module is what such an optimizer is on MindSpore."""
+def test_the_frameworks_own_optimizers_are_refused_with_a_way_out_where_they_keep_their_state_elsewhere(
+    world: World,
+) -> None:
+    """Modules, as MindSpore's are; some of those have empty ``state``, which would be saved as if it were all."""
     model = fully_shard(Maker(world).linear(2, 2), make_mesh(world))
+
+    class Adam(world.platform.Module):
+        """Stands for one of the framework's own."""
+
+    Adam.__module__ = f"{world.platform.platform_type.value}.optim"
+    own = Adam()
+    own.param_groups, own.state = [{"params": params(world, model)}], {}
     if world.platform.supports("optimizer_state"):
-        error, message = ValueError, "an optimizer has param_groups and state"
-    else:
-        error, message = (
-            NotImplementedError,
-            r"needs 'optimizer_state', which \w+ .* does not have: .* use one that does",
-        )
-    with pytest.raises(error, match=message):
+        assert get_optimizer_state_dict(model, own)["state"] == {}
+        return
+    message = (
+        r"the state dict of Adam needs 'optimizer_state', which \w+ .* does not have: .* use one that does"
+    )
+    with pytest.raises(NotImplementedError, match=message):
+        get_optimizer_state_dict(model, own)
+
+
+@distributed(world_size=1)
+def test_a_module_is_no_optimizer(world: World) -> None:
+    model = fully_shard(Maker(world).linear(2, 2), make_mesh(world))
+    with pytest.raises(ValueError, match=r"an optimizer has param_groups and state, .*; got Linear"):
         get_optimizer_state_dict(model, Maker(world).linear(2, 2))

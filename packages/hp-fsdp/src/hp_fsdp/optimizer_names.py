@@ -68,10 +68,12 @@ def check_flat(platform: Platform, where: str, value: Any) -> None:
 
 
 def _check_optimizer(platform: Platform, optimizer: Any) -> None:
+    kind = type(optimizer)
+    # The framework's own may have both attributes and keep its state elsewhere: then it would be lost without a word.
+    if platform.is_module(optimizer) and kind.__module__.partition(".")[0] == platform.platform_type.value:
+        require(platform, "optimizer_state", what=f"the state dict of {kind.__name__}")
     if hasattr(optimizer, "param_groups") and hasattr(optimizer, "state"):
         return
-    if platform.is_module(optimizer):
-        require(platform, "optimizer_state", what=f"the state dict of {type(optimizer).__name__}")
     raise ValueError(
-        f"an optimizer has param_groups and state, as those of torch.optim have; got {type(optimizer).__name__}"
+        f"an optimizer has param_groups and state, as those of torch.optim have; got {kind.__name__}"
     )
