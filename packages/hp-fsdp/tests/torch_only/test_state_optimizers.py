@@ -25,7 +25,7 @@ from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_models import CLOSE, batch, loss_of, make, make_mesh, meshes, parameters, shard
+from torch_models import CLOSE, TORCH, batch, loss_of, make, make_mesh, meshes, parameters, shard
 
 optim = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -54,7 +54,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: tor
 
 
 def trained(world: World, mesh: Any, name: str, num_steps: int = 2) -> tuple[Any, Any]:
-    model = shard(make(), mesh)
+    model = shard(make(world), mesh)
     optimizer = OPTIMIZERS[name](model.parameters())
     for step in range(num_steps):
         train(model, optimizer, batch(world, step)[1])
@@ -68,9 +68,9 @@ def state_by_name(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@distributed(world_size=(1, 3, 4), backends="torch")
+@distributed(world_size=(1, 3, 4), backends=TORCH)
 def test_whole_state_is_that_of_one_process_and_reading_changes_nothing(world: World, name: str) -> None:
-    reference = make()
+    reference = make(world)
     theirs = OPTIMIZERS[name](reference.parameters())
     for step in range(2):
         train(reference, theirs, batch(world, step)[0])
@@ -95,7 +95,7 @@ def test_whole_state_is_that_of_one_process_and_reading_changes_nothing(world: W
 
 @pytest.mark.parametrize("kind", ["whole", "sharded", "of rank 0", "whole into a used one"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@distributed(world_size=3, backends="torch")
+@distributed(world_size=3, backends=TORCH)
 def test_training_goes_on_bit_by_bit_with_a_loaded_optimizer(world: World, name: str, kind: str) -> None:
     mesh = make_mesh(world)
     model, optimizer = trained(world, mesh, name)
@@ -104,7 +104,7 @@ def test_training_goes_on_bit_by_bit_with_a_loaded_optimizer(world: World, name:
     state = get_optimizer_state_dict(model, optimizer, options=options)
     assert (state == {}) is (kind == "of rank 0" and world.rank > 0)
     kept = copy.deepcopy(state)
-    again = shard(make(), mesh)
+    again = shard(make(world), mesh)
     fresh = OPTIMIZERS[name](again.parameters())
     if kind == "whole into a used one":
         train(again, fresh, batch(world, 9)[1])
@@ -125,7 +125,7 @@ def test_training_goes_on_bit_by_bit_with_a_loaded_optimizer(world: World, name:
 
 
 @pytest.mark.parametrize("name", ["AdamW, lists", "SGD", "Adafactor"])
-@distributed(world_size=4, backends="torch")
+@distributed(world_size=4, backends=TORCH)
 def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
     world: World, name: str, tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
         tmp_path,
     )
     for mesh in (square, square["columns"], single["one"], make_mesh(world)):
-        again = shard(make(), mesh)
+        again = shard(make(world), mesh)
         # Into a fresh optimizer: whole tensors on the cpu, of which each rank takes its pieces.
         fresh = OPTIMIZERS[name](again.parameters())
         stored = load(tmp_path)
@@ -151,7 +151,7 @@ def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
             get_model_state_dict(again, options=FULL), get_model_state_dict(model, options=FULL), exact=True
         )
         # Or its pieces only.
-        again = shard(make(), mesh)
+        again = shard(make(world), mesh)
         fresh = OPTIMIZERS[name](again.parameters())
         stored = load(tmp_path, like=like_parameters(again))
         pieces = [x for entry in stored["optimizer"]["state"].values() for x in entry.values()]
@@ -173,9 +173,9 @@ def test_a_saved_optimizer_is_loaded_at_other_numbers_of_ranks(
         assert_parity(found["state"], expected["state"], exact=True)
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_lbfgs_whose_state_is_of_no_one_parameter_is_refused(world: World) -> None:
-    model = shard(make(), make_mesh(world))
+    model = shard(make(world), make_mesh(world))
     optimizer = optim.LBFGS(model.parameters(), max_iter=1)
 
     def closure() -> torch.Tensor:
@@ -206,9 +206,11 @@ class Counting(torch.nn.Linear):
         self.calls = state["calls"]
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_extra_state_of_modules_goes_out_and_in(world: World) -> None:
-    models = [fully_shard(torch.nn.Sequential(Counting()), make_mesh(world)) for _ in range(2)]
+    models = [
+        fully_shard(torch.nn.Sequential(Counting()).to(world.device), make_mesh(world)) for _ in range(2)
+    ]
     models[0][0].calls = 7
     for get, put in ((None, None), (ON_RANK_0, FROM_0)):
         state = get_model_state_dict(models[0], options=get)
@@ -219,30 +221,28 @@ def test_extra_state_of_modules_goes_out_and_in(world: World) -> None:
         assert_parity(get_model_state_dict(models[1]), get_model_state_dict(models[0]), exact=True)
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_a_model_from_the_meta_device_gets_its_values_from_rank_0(world: World) -> None:
-    reference = make()
-    with torch.device("meta"):
-        model = make()
-    shard(model, make_mesh(world))
+    reference = make(world)
+    model = shard(make(world).to("meta"), make_mesh(world))
     state = reference.state_dict() if world.rank == 0 else {}
     with pytest.raises(
         RuntimeError, match=r"is on the meta device and has no memory to load into: materialise"
     ):
         set_model_state_dict(model, state, options=FROM_0)
-    model.to_empty(device="cpu")
+    model.to_empty(device=world.device)
     assert set_model_state_dict(model, state, options=FROM_0) == ([], [])
     ids = batch(world, 0)[0]
     assert_parity(model(ids), reference(ids), **CLOSE)
     assert_parity(get_model_state_dict(model, options=FULL), reference.state_dict(), exact=True)
 
 
-@distributed(world_size=2, backends="torch")
+@distributed(world_size=2, backends=TORCH)
 def test_names_are_those_of_before_compilation(world: World) -> None:
     """Both ways: a compiled model writes and reads what others read and write, and takes its own state_dict() as well."""
 
     def compiled() -> tuple[Any, torch.optim.Optimizer]:
-        model = make()
+        model = make(world)
         model.blocks[0] = torch.compile(
             model.blocks[0], backend="eager"
         )  # nothing is called, so nothing is compiled
