@@ -8,7 +8,9 @@ from typing import Any
 
 from hp_dtensor.errors import name_of
 from hp_dtensor.placements import REPLICATE
+from hp_dtensor.running_module import running_method
 from hp_dtensor.spec import make_spec
+from hp_dtensor.storage_mesh import advice_of
 from hp_platform import get_platform
 
 
@@ -21,8 +23,14 @@ def members(args: Sequence[Any], tensor_class: Any) -> Iterator[Any]:
             yield from (x for x in arg if isinstance(x, tensor_class))
 
 
-def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) -> tuple[Any, ...]:
-    """Plain tensors beside DTensors count as replicated: constants such as a table of positions, equal on all ranks."""
+def adopted(
+    function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any, *, writes: bool = False
+) -> tuple[Any, ...]:
+    """Plain tensors beside DTensors count as replicated: constants such as a table of positions, equal on all ranks.
+
+    Beside DTensors that are only kept in pieces they do so if the operation ``writes`` into one of these, as when weights are
+    loaded or pruned, and if they are single numbers: see [Note: kept in pieces] in :mod:`hp_dtensor.storage_mesh`.
+    """
     platform = get_platform()
     mesh = next((x._spec.mesh for x in members(args, tensor_class)), None)
     if mesh is None:
@@ -31,10 +39,18 @@ def adopted(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any) ->
         )
 
     is_alone = math.prod(mesh.shape) == 1  # then there is one way to lie
+    advice = None
+    if not writes and all(advice_of(x._spec.mesh) is not None for x in members(args, tensor_class)):
+        advice = advice_of(mesh)
 
     def adopt(x: Any, place: str) -> Any:
         if isinstance(x, tensor_class) or not platform.is_tensor(x):
             return x
+        if advice is not None and tuple(x.shape):
+            raise RuntimeError(
+                f"{place} of {name_of(function)} is a plain tensor of shape {tuple(x.shape)}, beside a DTensor that is only "
+                f"kept in pieces: {advice.format(method=running_method())}"
+            )
         if platform.requires_grad(x) and platform.is_grad_enabled() and not is_alone:
             raise ValueError(
                 f"{place} of {name_of(function)} is a plain tensor of shape {tuple(x.shape)} that requires "
@@ -104,7 +120,9 @@ def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any
     Meshes that are equal but not one object count as one. What is whole (or Partial) on another mesh of the same ranks, such
     as the norm of a gradient, is whole on this one. Others are refused.
     """
-    mesh = next(members(args, tensor_class))._spec.mesh
+    meshes = [x._spec.mesh for x in members(args, tensor_class)]
+    # Beside a tensor that somebody has distributed, one that is kept in pieces is a DTensor as any other.
+    mesh = next((each for each in meshes if advice_of(each) is None), meshes[0])
 
     def move(x: Any) -> Any:
         if isinstance(x, (list, tuple)):

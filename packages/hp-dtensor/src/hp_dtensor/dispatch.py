@@ -86,7 +86,7 @@ def build_dispatch(
                         if member is not None:
                             of_list = list_key(rule, function, arg, of)
                             if of_list is None:
-                                return dispatch(rule, function, adopted(function, args), kwargs, True)
+                                return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
                             first = (
                                 next(x for x in arg if isinstance(x, tensor_class))
                                 if first is None
@@ -99,7 +99,7 @@ def build_dispatch(
                         if rule.in_place and first is None:  # what is written comes first
                             args = arguments.for_plain_target(function, args, tensor_class)
                             return function(*args, **arguments.with_numbers(function, kwargs or {}))
-                        return dispatch(rule, function, adopted(function, args), kwargs, True)
+                        return dispatch(rule, function, adopted(rule, function, args), kwargs, True)
                 key.append(kind)
                 if rule.by_value or not (kind in _SCALARS or isinstance(arg, numbers.Number)):
                     key.append(hashable(rule, function, arg))
@@ -157,8 +157,8 @@ def build_dispatch(
             tell_module(error)
             raise
 
-    def adopted(function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-        return arguments.adopted(function, args, tensor_class, wrap)
+    def adopted(rule: Rule, function: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        return arguments.adopted(function, args, tensor_class, wrap, writes=rule.in_place)
 
     def run_on_dtensors(
         plan: Plan, rule: Rule, function: Any, args: Any, local: list[Any], kwargs: Mapping[str, Any]

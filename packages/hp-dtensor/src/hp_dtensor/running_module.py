@@ -41,8 +41,39 @@ def running_module() -> str:
     return f"; in {type(inner).__name__}"
 
 
+_CALLS = frozenset({"forward", "construct"})
+"""What frameworks run when a module is called; the rest of that way has names that begin with an underscore."""
+
+
+def running_method() -> str:
+    """The quoted name of the innermost method of a module that runs and is not its forward; without one, ``name``."""
+    for _, method in _running():
+        if method not in _CALLS and not method.startswith("_"):
+            return repr(method)
+    return "name"
+
+
+def is_in_forward(module: Any) -> bool:
+    """Whether the forward of this very module runs: it then stands on Python's stack, also if an earlier one was left by an
+    exception.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _CALLS and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def _modules() -> Iterator[Any]:
-    """The modules whose methods are running, innermost first: frames of functions whose first argument is a module ``self``."""
+    """The modules whose methods are running, innermost first."""
+    for module, _ in _running():
+        yield module
+
+
+def _running() -> Iterator[tuple[Any, str]]:
+    """Modules and methods of theirs: frames of functions whose first argument is a module ``self``."""
     platform: Any = get_platform()
     frame = sys._getframe(1)
     while frame is not None:
@@ -51,5 +82,5 @@ def _modules() -> Iterator[Any]:
             # A cell variable where an inner function or super() uses it: f_locals has it in any case.
             own = frame.f_locals.get("self")
             if platform.is_module(own):
-                yield own
+                yield own, code.co_name
         frame = frame.f_back  # type: ignore[assignment]

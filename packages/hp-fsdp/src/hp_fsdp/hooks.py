@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
 from hp_fsdp.runtime import context_of, reshards_after_forward
 from hp_fsdp.unit import Unit, Uses
@@ -20,12 +22,19 @@ class UnitHooks:
 
     [Note: units of several modules] They gather when the first of their modules is called, and re-shard when the last has
     ended. Every call of a module counts.
+
+    [Note: calls within calls] A method that was registered may call the module itself, and forward such a method. All is there
+    then, and stays until the outermost call has ended.
     """
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.platform = unit.platform
         self._identity = _identity_node(unit.platform, unit)
+        self._in_methods: list[Any] = []
+        """Modules of which a registered method runs, innermost last."""
+        self._has_nested = False
+        """Whether a call within a call has begun."""
 
     def install(self) -> None:
         """Register both forward hooks; ours runs before the user's, and after them."""
@@ -43,6 +52,9 @@ class UnitHooks:
             context.forget_dead_backward()
         if context.in_backward:  # [Note: recompute]
             unit.show()
+            return args, kwargs
+        if id(module) in unit.entered and self._is_running(module):
+            self._has_nested = True
             return args, kwargs
         # A module that has been called already in this round: the one before was left by an exception, or half of it ran.
         is_first = not unit.entered or id(module) in unit.entered
@@ -67,6 +79,9 @@ class UnitHooks:
             output = self._cast(output, unit.options.precision.output_dtype)
         if context.in_backward:  # [Note: recompute]
             return output
+        if self._has_nested and self._is_running(module):
+            return output
+        self._has_nested = False
         is_last = len(unit.entered) == len(unit.modules)
         if is_last:
             unit.entered = set()
@@ -75,7 +90,7 @@ class UnitHooks:
             if is_last:
                 unit.reshard()
             return output
-        noticed = self._notice_outputs(output, unit.uses)
+        noticed = unit.is_noticed = self._notice_outputs(output, unit.uses)
         # Where no output can tell of backward (an object of an unknown class), what it needs must stay where it is.
         unit.is_hidden = (unit.is_hidden and not is_last) or (
             not noticed and any(param.trains for param in unit.params)
@@ -88,6 +103,20 @@ class UnitHooks:
                 else:
                     unit.reshard()
         return output
+
+    def run(self, module: Any, method: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """A method of the module as its forward is run."""
+        args, kwargs = self.before_forward(module, args, kwargs)
+        self._in_methods.append(module)
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            self._in_methods.pop()
+        return self.after_forward(module, args, kwargs, output)
+
+    def _is_running(self, module: Any) -> bool:
+        """See [Note: calls within calls]."""
+        return any(module is each for each in self._in_methods) or is_in_forward(module)
 
     def _cast(self, value: Any, dtype: Any) -> Any:
         platform = self.platform

@@ -236,8 +236,7 @@ def register_forward_method(module: Any, name: str) -> None:
     hooks = unit.hooks
 
     def sharded_method(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = hooks.before_forward(module, args, kwargs)
-        return hooks.after_forward(module, args, kwargs, method(*args, **kwargs))
+        return hooks.run(module, method, args, kwargs)
 
     object.__setattr__(module, name, sharded_method)
 

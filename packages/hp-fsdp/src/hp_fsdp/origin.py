@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from hp_dtensor import DTensor, Placement, Replicate, Shard, StridedShard
+from hp_dtensor.storage_mesh import storage_mesh
 from hp_fsdp.layout import Slot
 from hp_fsdp.places import Places
 from hp_platform.mesh import DeviceMesh
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
+
+_ADVICE = (
+    "modules that fully_shard was called on show their whole parameters in forward, and the pieces at all other times. Call "
+    "that module itself; if the computation begins in another method of it, call register_forward_method(module, {method}) "
+    "once before. A tensor that is equal on all ranks is given as DTensor.from_local(x, parameter.device_mesh, "
+    "[Replicate(), ...]), and parameter.full_tensor() is the whole one"
+)
 
 
 class Origin:
@@ -39,6 +47,7 @@ class Origin:
         """The DTensor whose local tensor is this rank's chunk."""
         mesh = places.mesh if self.mesh is None else DeviceMesh.concatenate([places.mesh, self.mesh])
         placements = self._placements(mesh, places, slot)
+        mesh = storage_mesh(mesh, _ADVICE)
         return DTensor.from_local(chunk, mesh, placements, shape=self.global_shape)
 
     def shown(self, whole: Tensor) -> Any:

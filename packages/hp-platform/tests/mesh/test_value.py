@@ -35,6 +35,22 @@ def test_equal_meshes_have_equal_device_shape_names_and_ranks() -> None:
     assert mesh != (2, 2)
 
 
+def test_a_twin_is_equal_and_keeps_its_own_values() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), ("dp", "tp"), _rank=1)
+    flat = mesh.flatten("all")
+    mesh.interned["value"] = 1
+    twin = mesh.twin()
+    assert twin == mesh
+    assert hash(twin) == hash(mesh)
+    assert twin is not mesh
+    assert not twin.interned
+    assert twin["tp"] is mesh["tp"]
+    assert twin["all"] is flat
+    assert pickle.loads(pickle.dumps(twin)) == mesh
+    assert mesh.root_mesh is mesh
+    assert twin.root_mesh is mesh
+
+
 def test_the_same_request_gives_the_same_mesh_while_the_world_lasts(join: Join) -> None:
     world = join(1, 4)
     mesh = init_device_mesh("cpu", (2, 2), ("dp", "tp"))

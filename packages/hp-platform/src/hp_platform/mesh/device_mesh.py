@@ -178,6 +178,15 @@ class DeviceMesh(MeshViews):
     def __hash__(self) -> int:
         return self._hash
 
+    def twin(self) -> DeviceMesh:
+        """An equal mesh that is another object, with an :attr:`interned` of its own: values that hang on the one are told from
+        those that hang on the other. Groups and sub-meshes are the same. No communication.
+        """
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.interned = {}
+        return made
+
     def __copy__(self) -> DeviceMesh:
         return self
 

@@ -71,7 +71,7 @@ class MeshViews(MeshQueries):
             raise ValueError(f"mesh[()] asks for no dim; give at least one of {', '.join(own)}")
         if names == own:
             return cast("DeviceMesh", self)
-        if self is self.root_mesh:
+        if self == self.root_mesh:  # or its twin
             dims = self._state.resolve(names)
         else:
             indices = [self._index(name) for name in names]
