@@ -36,7 +36,8 @@ class Maker:
     def __init__(self, world: World, dtype: str | None = None) -> None:
         self.platform = world.platform
         self.device = world.device
-        self.dtype = dtype or dtype_of(world)
+        self.widest = dtype_of(world)
+        self.dtype = dtype or self.widest
         self.random = np.random.default_rng(7)
 
     def parameter(self, *shape: int, requires_grad: bool = True) -> Any:

@@ -13,6 +13,7 @@ from hp_fsdp.ownership import Findings, find_parameters
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places, find_places, small_group
 from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from hp_fsdp.reduce import Wishes
 from hp_fsdp.small_world import SmallWorld
 from hp_fsdp.unit import Options, Unit
 from hp_platform.mesh import DeviceMesh
@@ -62,7 +63,7 @@ def fully_shard(
         mp_policy: dtypes of computation and reduction; default: the parameters' own.
         offload_policy: where shards, their gradients and so the optimizer's state lie; default: on the mesh's device.
         ignored_params: parameters that stay as they are, on every rank, without any communication.
-        replicate_params: parameters that are not cut; their gradients are reduced like the others.
+        replicate_params: parameters that are not cut; their gradients are all-reduced together, one collective per dtype more.
         comm_fusion: one collective per gather and per reduction of the unit. None: one for each dtype in use. True: exactly one;
             ValueError names the parameter that prevents it. False: one per parameter.
         comm_fusion_zero_copy: collectives read the pieces where they are. None: where the platform can. True: ValueError if it
@@ -109,6 +110,7 @@ def fully_shard(
         # On cpu everything is there already.
         offload=isinstance(offload, CPUOffloadPolicy) and not places.device.startswith("cpu"),
         pin_memory=getattr(offload, "pin_memory", True),
+        wishes=Wishes(is_fused=comm_fusion is not False),
     )
     unit = Unit(platform, modules, places, options)
     found = find_parameters(platform, modules, unit, ignored, leave_dtensors=not is_given)

@@ -2,11 +2,13 @@
 
 [Note: what travels] The tail holds the gradients of scalars (which are replicated, so every rank wants their mean), and one
 number per parameter, 1 if this rank has a gradient for it, else 0. So after one collective every rank knows the mean
-gradients of its shards and of all scalars, and which parameters no rank has used.
+gradients of its shards and of all scalars, and which parameters no rank has used. Larger parameters that are not cut would
+be sent to every rank there; their gradients travel by themselves, in one all-reduce, and stand behind the line.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hp_fsdp.layout import Slot
@@ -18,7 +20,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class Lines:
-    """The layout of one reduction: parameters (sharded ones first, scalars last) whose gradients travel in one dtype."""
+    """The layout of one reduction: parameters (sharded ones, scalars, other replicated ones) whose gradients travel in one dtype."""
 
     def __init__(
         self,
@@ -30,16 +32,17 @@ class Lines:
     ) -> None:
         self.platform = platform
         self.sharded = [param for param in params if param.slot is not None]
-        self.scalars = [param for param in params if param.slot is None]
-        self.params = [*self.sharded, *self.scalars]
+        self.scalars = [param for param in params if param.slot is None and not param.shape]
+        self.replicated = [param for param in params if param.slot is None and param.shape]
+        self.params = [*self.sharded, *self.scalars, *self.replicated]
         self.slots: list[Slot] = [param.slot for param in self.sharded if param.slot is not None]
         self.dtype = dtype
         self.num_shards = num_shards
         self.device = device
         self.tail_numel = len(self.scalars) + len(self.params)
         self.sizes = [*(slot.numel for slot in self.slots), self.tail_numel]
-        self.numel = sum(self.sizes)
-        """Elements of one line."""
+        """Elements of the parts of one line, the tail last."""
+        self.replicated_sizes = [math.prod(param.shape) for param in self.replicated]
         self._all_used: Tensor | None = None
 
     def blocks(self, gradients: Gradients) -> list[Tensor]:
@@ -48,6 +51,8 @@ class Lines:
         Gradients that lie as they must are taken as they are; for the others there is one buffer, filled in one pass.
         """
         platform = self.platform
+        if not platform.supports("write_into_view", self.device):
+            return [platform.contiguous(part) for part in platform.split(self.rows(gradients), self.sizes, 1)]
         given = list(gradients[: len(self.sharded)])
         ready = [self._is_ready(x, slot) for x, slot in zip(given, self.slots, strict=True)]
         rest = [
@@ -96,6 +101,29 @@ class Lines:
         blocks.append(self._tail(gradients))
         return platform.cat(blocks, 1)
 
+    def replicated_line(self, gradients: Gradients) -> Tensor | None:
+        """1-D, the gradients of replicated parameters that are no scalars; None if there are no such parameters."""
+        if not self.replicated:
+            return None
+        platform, found = self.platform, gradients[len(self.sharded) + len(self.scalars) :]
+        return platform.cat(
+            [
+                platform.zeros((numel,), self.dtype, self.device)
+                if x is None
+                else platform.reshape(platform.cast(x, self.dtype), (-1,))
+                for x, numel in zip(found, self.replicated_sizes, strict=True)
+            ]
+        )
+
+    def parts(self, row: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Of what has come back, a line and what stands behind it: 1-D parts in the order of :attr:`params`, and the numbers of
+        those that have used them.
+        """
+        sizes = [*self.sizes[:-1], *[1] * len(self.scalars), len(self.params), *self.replicated_sizes]
+        found = self.platform.split(row, sizes)
+        at = len(self.sharded) + len(self.scalars)
+        return [*found[:at], *found[at + 1 :]], found[at]
+
     def _is_ready(self, x: Tensor | None, slot: Slot) -> bool:
         """Whether the gradient is its own block: nothing to convert, to pad or to move."""
         return (
@@ -132,7 +160,8 @@ class Lines:
         return self.platform.narrow(x, slot.dim, slot.local_start(rank), length)
 
     def _tail(self, gradients: Gradients) -> Tensor:
-        platform, scalars = self.platform, gradients[len(self.sharded) :]
+        platform = self.platform
+        scalars = gradients[len(self.sharded) : len(self.sharded) + len(self.scalars)]
         used = [float(x is not None) for x in gradients]
         parts = []
         for x in scalars:

@@ -53,23 +53,25 @@ class Reduction:
     def launch(self) -> None:
         """Take the gradients and send them.
 
-        Communication: one reduce-scatter of the lines over the shard group (without fusion one per parameter); then, on a
-        2-D mesh and unless it was put off, one all-reduce of a line over the replicate group.
+        Communication: one reduce-scatter of the lines over the shard group (without fusion one per parameter, and one of
+        tails); one all-reduce there of replicated parameters that are no scalars, if there are any; then, on a 2-D mesh and
+        unless it was put off, one all-reduce of the result over the replicate group.
         """
         lines, streams = self.lines, self.streams
         gradients = [param.take_gradient() for param in lines.params]
         absent = [x is None for x in gradients]
-        row, blocks = self._packed(gradients)
+        blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
+        row, targets = self._received(blocks, replicated)
         # Kept until the reduction is over: see [Note: memory and streams].
-        self._kept = (row, blocks)
+        self._kept = (row, targets, blocks, replicated)
 
         def start() -> Callable[[], None]:
-            works = self._scatter(row, blocks)
+            works = self._exchange(blocks, replicated, targets)
 
             def follow() -> None:
                 for work in works:
                     work.wait()
-                self._settle(row, absent)
+                self._settle(self._joined(targets) if row is None else row, absent)
 
             return follow
 
@@ -84,36 +86,57 @@ class Reduction:
             undecided, self._undecided = self._undecided, None
             undecided()
 
-    def _packed(self, gradients: Gradients) -> tuple[Tensor, list[Tensor]]:
-        """Where this rank's line of the result goes, and what is sent."""
-        platform, lines, places = self.platform, self.lines, self.places
-        alone = places.num_shards == 1
-        kind = places.device.partition(":")[0]
-        if not alone and (not self.wishes.is_fused or platform.can_coalesce(kind)):
-            row = platform.empty((lines.numel,), lines.dtype, places.device)
-            return row, lines.blocks(gradients)
-        matrix = platform.reshape(lines.rows(gradients), (-1,))
-        if alone:
-            return matrix, []
-        return platform.empty((lines.numel,), lines.dtype, places.device), [matrix]
+    def _packed(self, gradients: Gradients) -> list[Tensor]:
+        """What is scattered: ``(ranks, elements)`` each."""
+        places = self.places
+        takes_several = not self.wishes.is_fused or self.platform.can_coalesce(
+            places.device.partition(":")[0]
+        )
+        if places.num_shards > 1 and takes_several:
+            return self.lines.blocks(gradients)
+        return [self.lines.rows(gradients)]
 
-    def _scatter(self, row: Tensor, blocks: list[Tensor]) -> list[Any]:
-        platform, group, op = self.platform, self.places.shard_group, self.wishes.op
-        async_op = self.streams.async_op
-        if not blocks:
+    def _received(
+        self, blocks: list[Tensor], replicated: Tensor | None
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """The result as one tensor, and the places in it for what comes of each block, and of ``replicated``.
+
+        Without the former the places are tensors of their own, where parts of a tensor cannot be written. A group of one rank
+        has nothing to receive.
+        """
+        platform, lines, device = self.platform, self.lines, self.places.device
+        behind = [] if replicated is None else [replicated]
+        if self.places.num_shards == 1:
+            return self._joined([*blocks, *behind]), []
+        sizes = [block.shape[1] for block in blocks] + [line.shape[0] for line in behind]
+        if len(sizes) > 1 and not platform.supports("write_into_view", device):
+            row, flat = None, [platform.empty((size,), lines.dtype, device) for size in sizes]
+        else:
+            row = platform.empty((sum(sizes),), lines.dtype, device)
+            flat = platform.split(row, sizes)
+        shaped = [platform.reshape(part, (1, -1)) for part in flat[: len(blocks)]]
+        return row, [*shaped, *flat[len(blocks) :]]
+
+    def _joined(self, targets: list[Tensor]) -> Tensor:
+        flat = [self.platform.reshape(target, (-1,)) for target in targets]
+        return flat[0] if len(flat) == 1 else self.platform.cat(flat)
+
+    def _exchange(self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor]) -> list[Any]:
+        group, op, async_op = self.places.shard_group, self.wishes.op, self.streams.async_op
+        if self.places.num_shards == 1:
             return []
-        if len(blocks) == 1:
-            out = row if blocks[0].ndim == 1 else platform.reshape(row, (1, -1))
-            work: Any = collectives.reduce_scatter(blocks[0], group, op, out=out, async_op=async_op)
-            return [work] if async_op else []
-        pieces = platform.split(platform.reshape(row, (1, -1)), self.lines.sizes, 1)
-        if self.wishes.is_fused:
-            work = collectives.reduce_scatter_coalesced(blocks, group, op, outs=pieces, async_op=async_op)
-            return [work] if async_op else []
-        works = [
-            collectives.reduce_scatter(block, group, op, out=piece, async_op=async_op)
-            for block, piece in zip(blocks, pieces, strict=True)
-        ]
+        outs = targets[: len(blocks)]
+        if len(blocks) > 1 and self.wishes.is_fused:
+            works: list[Any] = [
+                collectives.reduce_scatter_coalesced(blocks, group, op, outs=outs, async_op=async_op)
+            ]
+        else:
+            works = [
+                collectives.reduce_scatter(block, group, op, out=out, async_op=async_op)
+                for block, out in zip(blocks, outs, strict=True)
+            ]
+        if replicated is not None:
+            works.append(collectives.all_reduce(replicated, group, op, out=targets[-1], async_op=async_op))
         return works if async_op else []
 
     def _settle(self, row: Tensor, absent: list[bool]) -> None:
@@ -125,8 +148,7 @@ class Reduction:
             return
         if replicas is not None:
             row = collectives.all_reduce(row, replicas, wishes.op, out=row)
-        lines = self.lines
-        *parts, used = platform.split(row, [*lines.sizes[:-1], *[1] * len(lines.scalars), len(lines.params)])
+        parts, used = self.lines.parts(row)
         if wishes.factor is not None:
             for part in parts:
                 platform.mul_(part, wishes.factor)

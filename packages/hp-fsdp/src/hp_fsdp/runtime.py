@@ -116,7 +116,7 @@ class RootContext:
         if not self.in_backward:
             self.platform.queue_backward_callback(self._end_backward)
             self.in_backward = True
-            expected = list(dict.fromkeys(reversed(self._left)))
+            expected = list(dict.fromkeys(unit for unit in reversed(self._left) if unit.is_noticed))
             self._backward.begin(expected)
 
     def gather_for_backward(self, unit: Unit) -> None:

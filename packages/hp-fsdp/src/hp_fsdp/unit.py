@@ -94,6 +94,8 @@ class Unit:
         """Identities of the modules that have been called in the running forward, until the last has ended."""
         self.is_hidden = False
         """Whether a part of the last forward can tell nobody of its backward."""
+        self.is_noticed = False
+        """Whether an output of the last forward tells of backward."""
         self.uses: Uses | None = None
         self.open_uses: list[Uses] = []
         """Passes that the running backward has entered and not left."""
@@ -101,6 +103,8 @@ class Unit:
         """Whether the running backward has reached the unit since its last reduction."""
         self.owes_sync = False
         """Whether gradients of earlier backwards wait for one that synchronises."""
+        self.owes_all_reduce = False
+        """Whether such gradients have been reduced to shards, and wait for the reduction of replicas."""
 
     # --- parameters
     def add(self, params: Sequence[ManagedParameter], *, whole: bool) -> None:
@@ -199,9 +203,10 @@ class Unit:
             self.state = ShardState.SHARDED
 
     def is_stale(self, pass_number: int) -> bool:
-        """Whether what is gathered may be older than the shards."""
-        if self.state is ShardState.SHARDED:
-            return self.small_world is not None and self.small_world.is_full
+        """Whether what is gathered, or kept of it in the small world, may be older than the shards."""
+        is_kept = self.small_world is not None and self.small_world.is_full
+        if self.state is ShardState.SHARDED and not is_kept:
+            return False
         if self.gathered_in_pass is None or self.gathered_in_pass == pass_number:
             return False
         keeps = not self.options.reshard_after_backward
@@ -251,7 +256,8 @@ class Unit:
 
     def finish_backward(self) -> None:
         """The backward is over: settle what could not be before, and re-shard in any case."""
-        if self.has_news or (self.owes_sync and self.options.sync_gradients):
+        waits = self.owes_sync or (self.owes_all_reduce and self.options.wishes.all_reduce)
+        if self.has_news or (waits and self.options.sync_gradients):
             self.settle()
         for uses in self.open_uses:
             uses.num_done = 0
@@ -268,6 +274,7 @@ class Unit:
         """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train now take no part."""
         assert self.context is not None
         self.owes_sync = False
+        self.owes_all_reduce = not (self.options.wishes.all_reduce or self.places.replicate_group is None)
         for lines in self.arrangement.lines(tuple(param.trains for param in self.params)):
             with self._named("reduce"):
                 reduction = Reduction(
@@ -281,7 +288,7 @@ class Unit:
             param.forget_gradients()
             clear_main_grad(param)
         self.gradients.forget()
-        self.owes_sync = False
+        self.owes_sync = self.owes_all_reduce = False
 
     def _gradient_came(self) -> None:
         assert self.context is not None
