@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import plan_rows
 from hp_fsdp.lines import Lines
+from hp_fsdp.offload import HOST, HostMemory, check_on_host
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places
 from hp_fsdp.whole import ReplicatedParameters, WholeParameters
@@ -27,13 +28,14 @@ class Arrangement:
         self.params = tuple(params)
         self.places = places
         self.options = options
-        self.shard_device = "cpu" if options.offload else places.device
+        self.host = host_memory(platform, places, options)
+        self.shard_device = places.device if self.host is None else HOST
         self._lines: dict[tuple[bool, ...], list[Lines]] = {}
         precision = options.precision
         for param in params:
             param.compute_dtype = precision.compute_dtype(param.dtype)
             param.wire_dtype = precision.wire_dtype(param.dtype)
-        self.buffers = self._make_buffers()
+        self.buffers = self._make_buffers([param for param in params if param.dim is not None])
         self._make_whole()
 
     def cut(self, param: ManagedParameter) -> None:
@@ -44,12 +46,11 @@ class Arrangement:
         param.slot = slot
         param.cut(slot, self.places, self.shard_device)
 
-    def _make_buffers(self) -> list[FlatBuffer]:
+    def _make_buffers(self, params: Sequence[ManagedParameter], *, are_cut: bool = True) -> list[FlatBuffer]:
         platform, places, options = self.platform, self.places, self.options
         kinds: dict[tuple[Any, bool], list[ManagedParameter]] = {}
-        for param in self.params:
-            if param.dim is not None:
-                kinds.setdefault((param.dtype, param.trains), []).append(param)
+        for param in params:
+            kinds.setdefault((param.dtype, param.trains), []).append(param)
         shares = options.zero_copy is not False and can_share(platform, self.shard_device)
         return [
             FlatBuffer(
@@ -59,6 +60,8 @@ class Arrangement:
                 places.shard_rank,
                 self.shard_device,
                 shares_memory=shares,
+                are_cut=are_cut,
+                host=self.host,
             )
             for kind in kinds.values()
         ]
@@ -69,7 +72,8 @@ class Arrangement:
         for param in self.aliases:
             param.set_whole(platform.detach(param.shard), is_alias=True)
         casts = [param for param in self.params if param.dim is None and not self._is_alias(param)]
-        self.replicated = ReplicatedParameters(platform, casts, places.device)
+        self.replicated_rows = [] if self.host is None else self._make_buffers(casts, are_cut=False)
+        self.replicated = ReplicatedParameters(platform, casts, places.device, self.replicated_rows)
         together: dict[Any, list[FlatBuffer]] = {}
         for buffer in self.buffers:
             if not self._is_alias(buffer.params[0]):
@@ -82,16 +86,18 @@ class Arrangement:
     def _is_alias(self, param: ManagedParameter) -> bool:
         """See [Note: whole without a copy]."""
         is_whole = param.dim is None or self.places.num_shards == 1
-        return is_whole and param.compute_dtype == param.dtype and not self.options.offload
+        return is_whole and param.compute_dtype == param.dtype and self.host is None
 
     # --- the shards as they are
     def on_meta(self) -> list[str]:
         """Names of parameters without values."""
-        return [name for buffer in self.buffers for name in buffer.on_meta()]
+        return [name for buffer in (*self.buffers, *self.replicated_rows) for name in buffer.on_meta()]
 
     def refresh(self) -> None:
-        """See :meth:`FlatBuffer.refresh`."""
-        for buffer in self.buffers:
+        """See :meth:`FlatBuffer.refresh`. RuntimeError for offloaded shards that are on the host no more."""
+        if self.host is not None:
+            check_on_host(self.platform, self.params)
+        for buffer in (*self.buffers, *self.replicated_rows):
             buffer.refresh()
         for param in self.aliases:
             param.follow_shard()
@@ -138,6 +144,11 @@ class Arrangement:
             ]
             self._lines[trains] = found
         return found
+
+
+def host_memory(platform: Platform, places: Places, options: Options) -> HostMemory | None:
+    """Where shards lie that are offloaded; None: they are not."""
+    return HostMemory(platform, places, pin=options.pin_memory) if options.offload else None
 
 
 def can_share(platform: Platform, device: str) -> bool:

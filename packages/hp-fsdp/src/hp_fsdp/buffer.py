@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hp_fsdp.layout import plan_rows
+from hp_fsdp.layout import Slot, plan_rows
+from hp_fsdp.offload import HostMemory
 from hp_fsdp.parameter import ManagedParameter
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
 
 class FlatBuffer:
-    """Shards of one dtype that are trained, or that are not.
+    """Shards of one dtype that are trained, or that are not; or (``are_cut`` False) replicated parameters, whole.
 
     [Note: shards in the row] Where the platform can give part of a tensor a storage and a version count of its own, the
     shards *are* the row: an optimizer that writes to a shard writes to the row, and gathering copies nothing. The storage of
@@ -28,23 +29,30 @@ class FlatBuffer:
         device: str,
         *,
         shares_memory: bool,
+        are_cut: bool = True,
+        host: HostMemory | None = None,
     ) -> None:
         """Take over parameters that hold their shards of ``rank`` already (at least one, all of one dtype).
 
         ``device`` is where shards lie. ``shares_memory``: see [Note: shards in the row]; needs the capabilities
         ``write_into_view`` and ``alias``. A row is made when it is needed first, so that shards on the meta device are legal
-        until then.
+        until then. ``host``: whose memory it is made of, if shards are offloaded.
         """
         self.platform = platform
         self.params = tuple(params)
         self.rank = rank
         self.device = device
         self.shares_memory = shares_memory
-        self.plan = plan_rows(
-            [param.shape for param in params], num_ranks, [param.dim or 0 for param in params]
-        )
-        for param, slot in zip(self.params, self.plan.slots, strict=True):
-            param.slot = slot
+        self.host = host
+        if are_cut:
+            self.plan = plan_rows(
+                [param.shape for param in params], num_ranks, [param.dim or 0 for param in params]
+            )
+            for param, slot in zip(self.params, self.plan.slots, strict=True):
+                param.slot = slot
+        else:  # as if one rank had all of it
+            self.rank = 0
+            self.plan = plan_rows([param.shape or (1,) for param in params], 1)
         self._row: Tensor | None = None
         self._addresses: list[int] = []
         if not self.on_meta():
@@ -74,38 +82,42 @@ class FlatBuffer:
         if self._row is None:
             for param in self.params:
                 self._check(param)
-            self._row = platform.zeros((self.plan.numel,), self.dtype, self.device)
+            self._row = self._new_row()
             self._addresses = self._expected_addresses()
-        for param, address in zip(self.params, self._addresses, strict=True):
+        for param, slot, address in zip(self.params, self.plan.slots, self._addresses, strict=True):
             if address and platform.data_ptr(param.shard) != address:
                 self._check(param)
-                self._move_in(param)
+                self._move_in(param, slot)
 
     def row(self) -> Tensor:
         """The shards' present values: 1-D, ``plan.numel`` elements, this rank's chunks with their padding. Read only."""
         if self._row is not None:
             return self._row
         platform, pieces = self.platform, []
-        for param in self.params:
-            assert param.slot is not None
+        for param, slot in zip(self.params, self.plan.slots, strict=True):
             pieces.append(platform.reshape(platform.detach(param.shard), (-1,)))
-            padding = param.slot.numel - param.slot.local_numel(self.rank)
+            padding = slot.numel - slot.local_numel(self.rank)
             if padding:
                 pieces.append(platform.zeros((padding,), self.dtype, self.device))
         return pieces[0] if len(pieces) == 1 else platform.cat(pieces)
+
+    def _new_row(self) -> Tensor:
+        if self.host is None:
+            return self.platform.zeros((self.plan.numel,), self.dtype, self.device)
+        row = self.host.empty(self.plan.numel, self.dtype)
+        return self.platform.fill_(row, 0.0)
 
     def _expected_addresses(self) -> list[int]:
         """Where the shards begin; 0 for those without elements."""
         start, size = self.platform.data_ptr(self._row), self.platform.itemsize(self.dtype)
         return [start + slot.offset * size if slot.local_numel(self.rank) else 0 for slot in self.plan.slots]
 
-    def _move_in(self, param: ManagedParameter) -> None:
-        platform, slot = self.platform, param.slot
-        assert slot is not None
+    def _move_in(self, param: ManagedParameter, slot: Slot) -> None:
+        platform = self.platform
         part = platform.narrow(self._row, 0, slot.offset, slot.local_numel(self.rank))
         with platform.no_grad():
             platform.copy_(part, platform.reshape(platform.detach(param.shard), (-1,)))
-        platform.set_data_(param.shard, platform.reshape(platform.alias(part), slot.local_shape(self.rank)))
+        platform.set_data_(param.shard, platform.reshape(platform.alias(part), param.local_shape(self.rank)))
 
     def _check(self, param: ManagedParameter) -> None:
         present, expected = param.shard, param.local_shape(self.rank)

@@ -80,7 +80,15 @@ class OffloadPolicy:
 class CPUOffloadPolicy(OffloadPolicy):
     """... on the cpu: a piece travels to the device when its unit is gathered, its gradient back when it has been reduced.
 
-    Without effect on a cpu mesh.
+    Optimizers step on the cpu then, and keep their state there. Per step and rank a unit's row of pieces is copied to the device
+    before each gather (in the original dtype), and one line of gradients to the host (in the dtype of the reduction), beside
+    the computation; the number and bytes of collectives stay as they are. The host waits at the end of forward until the
+    pieces have been read, and at the end of backward (or in :func:`hp_fsdp.hsdp_sync_stream`) for the gradients.
+    Gradients that wait for a synchronisation (``set_requires_gradient_sync(False)``, ``set_requires_all_reduce(False)``) wait on
+    the device.
+
+    ``fully_shard`` cuts parameters where they are, so the model may be on the cpu before: then give a mesh of the device.
+    Moving parameters off the cpu afterwards is a RuntimeError with their names at the next forward. Without effect on a cpu mesh.
     """
 
     pin_memory: bool = True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hp_fsdp.lines import Gradients, Lines
+from hp_fsdp.offload import Landing
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.streams import Streams, Task
@@ -49,6 +50,7 @@ class Reduction:
         self._task: Task | None = None
         self._kept: Any = None
         self._undecided: Callable[[], None] | None = None
+        self._landing: Landing | None = None
 
     def launch(self) -> None:
         """Take the gradients and send them.
@@ -85,6 +87,13 @@ class Reduction:
         if self._undecided is not None:
             undecided, self._undecided = self._undecided, None
             undecided()
+
+    def deliver(self) -> None:
+        """Of offloaded shards: their gradients are there. The host waits for the copy."""
+        if self._landing is not None:
+            parts, used = self.lines.parts(self._landing.wait())
+            self._landing = None
+            self._give(parts, used)
 
     def _packed(self, gradients: Gradients) -> list[Tensor]:
         """What is scattered: ``(ranks, elements)`` each."""
@@ -152,17 +161,17 @@ class Reduction:
         if wishes.factor is not None:
             for part in parts:
                 platform.mul_(part, wishes.factor)
-        if not any(absent):
+        if self.target.host is not None:
+            self._landing = self.target.host.land(row)
+        elif not any(absent):
             self.target.add(self.lines.params, parts)
-            return
-
-        def decide() -> None:
-            unused = platform.to_numpy(used) == 0
-            kept = [(p, x) for p, x, skip in zip(self.lines.params, parts, unused, strict=True) if not skip]
-            self.target.add([p for p, _ in kept], [x for _, x in kept])
-
-        # Reading numbers makes the host wait for the device: not before it must.
-        if self.streams.are_real:
-            self._undecided = decide
+        elif self.streams.are_real:  # Reading numbers makes the host wait for the device: not before it must.
+            self._undecided = lambda: self._give(parts, used)
         else:
-            decide()
+            self._give(parts, used)
+
+    def _give(self, parts: list[Tensor], used: Tensor) -> None:
+        """Gradients to the parameters that some rank has used."""
+        unused = self.platform.to_numpy(used) == 0
+        kept = [(p, x) for p, x, skip in zip(self.lines.params, parts, unused, strict=True) if not skip]
+        self.target.add([p for p, _ in kept], [x for _, x in kept])

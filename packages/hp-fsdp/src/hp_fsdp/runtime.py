@@ -6,7 +6,7 @@ from collections import deque
 
 from hp_fsdp.order import Order
 from hp_fsdp.reduce import Reduction
-from hp_fsdp.streams import Streams
+from hp_fsdp.streams import Streams, Task
 from hp_fsdp.unit import ShardState, Unit, units_in
 from hp_platform import _process
 from hp_platform.platform import Platform
@@ -42,6 +42,10 @@ class RootContext:
         """Gathered for somebody who has not come yet."""
         self._looked: dict[Unit, int] = {}
         self._reductions: deque[Reduction] = deque()
+        self._landing: list[Reduction] = []
+        """Whose gradients are on their way to the host, or there."""
+        self.reading: Task | None = None
+        """The last gather of offloaded shards; see [Note: when the host may write]."""
         self.number = max((other.number for other in _process.state.sharded_roots), default=0) + 1
         """Of the roots in this process, by age: all ranks end their reductions in this order."""
         _process.state.sharded_roots.add(self)
@@ -79,6 +83,18 @@ class RootContext:
         if not self._active:
             self._close_rounds()
             self._reshard_ahead()
+            self.wait_until_read()
+
+    @property
+    def runs(self) -> bool:
+        """Whether forward or backward is under way."""
+        return bool(self._active) or self.in_backward
+
+    def wait_until_read(self) -> None:
+        """The host waits until no copy reads offloaded shards."""
+        if self.reading is not None:
+            self.reading.synchronize()
+            self.reading = None
 
     def _close_rounds(self) -> None:
         """Units of several modules of which only some were called, or that an exception left."""
@@ -89,10 +105,9 @@ class RootContext:
 
     def look_at_shards(self, unit: Unit) -> None:
         """Once per pass: the user may have changed what lies below the parameters."""
-        runs = bool(self._active) or self.in_backward
-        if not runs or self._looked.get(unit) != self.pass_number:
+        if not self.runs or self._looked.get(unit) != self.pass_number:
             unit.refresh()
-            if runs:
+            if self.runs:
                 self._looked[unit] = self.pass_number
 
     def _gather_ahead(self, told: list[Unit] | None, following: Unit | None) -> None:
@@ -133,14 +148,24 @@ class RootContext:
     def launch(self, reduction: Reduction) -> None:
         """Begin a reduction; if too many are under way, the first of them must be over before its buffers are used again."""
         while len(self._reductions) >= MAX_REDUCTIONS:
-            self._reductions.popleft().finish()
+            self._finish_first()
         self._reductions.append(reduction)
         reduction.launch()
 
     def drain(self) -> None:
         """Finish all reductions: gradients of shards are there for what the computation does next."""
         while self._reductions:
-            self._reductions.popleft().finish()
+            self._finish_first()
+        self.wait_until_read()
+        landing, self._landing = self._landing, []
+        for reduction in landing:
+            reduction.deliver()
+
+    def _finish_first(self) -> None:
+        reduction = self._reductions.popleft()
+        reduction.finish()
+        if reduction.target.host is not None:
+            self._landing.append(reduction)
 
     def _end_backward(self) -> None:
         # The order is that of the module tree on all ranks, so that they launch the same collectives.

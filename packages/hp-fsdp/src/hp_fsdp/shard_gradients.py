@@ -7,6 +7,7 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_fsdp.lines import Lines
+from hp_fsdp.offload import HOST, HostMemory
 from hp_fsdp.parameter import MAIN_GRAD, ManagedParameter
 from hp_fsdp.places import Places
 from hp_platform.platform import Platform
@@ -20,10 +21,15 @@ class ShardGradients:
     unit lie one after the other, as the shards do. Where parts of a tensor cannot be written, each is a copy.
     """
 
-    def __init__(self, platform: Platform, places: Places, *, in_main_grad: bool) -> None:
+    def __init__(
+        self, platform: Platform, places: Places, *, in_main_grad: bool, host: HostMemory | None = None
+    ) -> None:
+        """``host``: of offloaded shards, whose gradients are reduced on the device and added up here."""
         self.platform = platform
         self.places = places
         self.in_main_grad = in_main_grad
+        self.host = host
+        self._shares = platform.supports("write_into_view", places.device if host is None else HOST)
         self._kept: dict[Any, tuple[Lines, Tensor]] = {}
 
     # --- lines whose replicas have not been reduced yet
@@ -77,9 +83,7 @@ class ShardGradients:
         gradient = platform.reshape(part, param.local_shape(rank))
         if not self.in_main_grad and gradient.dtype != param.dtype:
             return platform.cast(gradient, param.dtype)
-        return (
-            gradient if platform.supports("write_into_view", self.places.device) else platform.clone(gradient)
-        )
+        return gradient if self._shares else platform.clone(gradient)
 
     def _before(self, param: ManagedParameter) -> Tensor | None:
         if not self.in_main_grad:

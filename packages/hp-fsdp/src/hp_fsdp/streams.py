@@ -53,18 +53,24 @@ class Streams:
 class Task:
     """Something under way on a side stream, or in the backend's threads."""
 
-    __slots__ = ("_event", "_follow", "_streams")
+    __slots__ = ("_event", "_follow", "_streams", "_waited")
 
     def __init__(self, streams: Streams, follow: Callable[[], None] | None, event: Event | None) -> None:
         self._streams = streams
         self._follow = follow
         self._event = event
+        self._waited = False
 
     def wait(self) -> None:
         """Later work of the computation comes after it. The host waits only where there are no streams."""
-        if self._event is not None:
+        if self._event is not None and not self._waited:
             self._streams.device.current_stream().wait_event(self._event)
-            self._event = None
+            self._waited = True
         if self._follow is not None:
             follow, self._follow = self._follow, None
             follow()
+
+    def synchronize(self) -> None:
+        """The host waits until it is over on the side stream."""
+        if self._event is not None:
+            self._event.synchronize()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hp_fsdp.arrangement import Arrangement
+from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.parameter import OWNER_MARK, ManagedParameter
 from hp_fsdp.places import Places
 from hp_fsdp.policy import Precision
@@ -77,7 +77,12 @@ class Unit:
         self.options = options
         self.params: list[ManagedParameter] = []
         self.arrangement = Arrangement(platform, [], places, options)
-        self.gradients = ShardGradients(platform, places, in_main_grad=options.precision.keeps_main_grad)
+        self.gradients = ShardGradients(
+            platform,
+            places,
+            in_main_grad=options.precision.keeps_main_grad,
+            host=host_memory(platform, places, options),
+        )
         self.hooks: Any = None
         """Its :class:`hp_fsdp.hooks.UnitHooks`."""
         self.small_world: SmallWorld | None = None
@@ -153,6 +158,8 @@ class Unit:
                 start = self.arrangement.launch
             self.arrangement.allocate()
             self._gathering = streams.run(streams.gather, lambda: start(streams.async_op))
+        if self.options.offload:
+            self.context.reading = self._gathering
         self.state = ShardState.GATHERING
 
     def unshard(self) -> None:
@@ -160,9 +167,12 @@ class Unit:
         self.launch_gather()
         if self.state is ShardState.GATHERING:
             assert self._gathering is not None
+            assert self.context is not None
             with self.platform.no_grad():
                 self._gathering.wait()
             self._gathering = None
+            if not self.context.runs:  # [Note: when the host may write]
+                self.context.wait_until_read()
             self.versions = self._versions()
             self.state = ShardState.GATHERED
 

@@ -176,12 +176,21 @@ def put_together(platform: Platform, lines: Tensor, slot: Slot) -> Tensor:
 class ReplicatedParameters:
     """Parameters of which every rank keeps the whole, and that compute in another dtype than they are kept in.
 
-    (Where both are the same, the whole tensor is another face of the shard.) They are cast anew at every gather.
+    (Where both are the same, the whole tensor is another face of the shard.) They are cast anew at every gather. Of offloaded ones
+    each of ``rows`` travels to the device first.
     """
 
-    def __init__(self, platform: Platform, params: Sequence[ManagedParameter], device: str) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        params: Sequence[ManagedParameter],
+        device: str,
+        rows: Sequence[FlatBuffer] = (),
+    ) -> None:
         self.platform = platform
-        self.params = list(params)
+        self.device = device
+        self.rows = tuple(rows)
+        self.params = [param for row in rows for param in row.params] if rows else list(params)
         for param in self.params:
             param.set_whole(platform.empty(param.shape, param.compute_dtype, device), is_alias=False)
 
@@ -191,6 +200,17 @@ class ReplicatedParameters:
             return
         platform = self.platform
         fulls = [param.full for param in self.params]
+        values = [platform.detach(param.shard) for param in self.params]
+        if self.rows:
+            values = [
+                platform.reshape(part, param.shape)
+                for row in self.rows
+                for param, part in zip(row.params, self._on_device(row), strict=True)
+            ]
         with platform.preserve_version(fulls):
-            for full, param in zip(fulls, self.params, strict=True):
-                platform.copy_(full, platform.detach(param.shard))
+            for full, value in zip(fulls, values, strict=True):
+                platform.copy_(full, value)
+
+    def _on_device(self, row: FlatBuffer) -> list[Tensor]:
+        moved = self.platform.to_device(row.row(), self.device, non_blocking=True)
+        return self.platform.split(moved, row.plan.sizes)
