@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hp_fsdp import fully_shard
+from hp_fsdp import MixedPrecisionPolicy, fully_shard
 from hp_platform import DeviceMesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
@@ -69,6 +69,12 @@ def forward_alone(model: Model, mesh: DeviceMesh) -> None:
         block.forward = torch.compile(block.forward, backend=BACKEND, fullgraph=True)
 
 
+def method_without_breaks(model: Model, mesh: DeviceMesh) -> None:
+    shard(model, mesh)
+    for block in model.blocks:
+        block.compile(backend=BACKEND, fullgraph=True)
+
+
 def whole_model(model: Model, mesh: DeviceMesh) -> None:
     shard(model, mesh)
     model.compile(backend=BACKEND)
@@ -87,6 +93,7 @@ WAYS: dict[str, Callable[[Model, DeviceMesh], None]] = {
         wrapped_before,
         wrapped_after,
         forward_alone,
+        method_without_breaks,
         whole_model,
         whole_model_in_one_unit,
     )
@@ -191,3 +198,20 @@ def test_frozen_parameters_stay_frozen_in_compiled_blocks(world: World) -> None:
     check_steps(world, *models)
     assert models[1].blocks[0].inner.weight.grad is None
     assert isinstance(models[1].blocks[0], Block)
+
+
+@distributed(world_size=2, backends=TORCH, timeout=180)
+def test_compiled_blocks_compute_in_the_dtype_of_the_policy(world: World) -> None:
+    torch._dynamo.reset()
+    policy = MixedPrecisionPolicy(param_dtype="bfloat16", reduce_dtype="float32")
+    plain, compiled = (shard(make(world).float(), make_mesh(world), mp_policy=policy) for _ in range(2))
+    for block in compiled.blocks:
+        block.compile(backend=BACKEND)
+    before, _ = compiled_so_far()
+    for step in range(3):
+        for model in (plain, compiled):
+            model.zero_grad()
+            loss_of(model, batch(world, step)[1]).backward()
+        # The same kernels on the same numbers.
+        assert_parity(gradients(compiled), gradients(plain), exact=True)
+    assert compiled_so_far()[0] - before == 1
