@@ -53,6 +53,9 @@ class GradientMethods(DTensorBase):
         is an average, maximum or minimum. RuntimeError where it is a product: each rank's factor has a gradient of its own.
         """
         gradient = get_platform().get_grad(self._local)
+        known = self._grad_dtensor
+        if known is not None and known._local is gradient:  # optimizers ask several times a step
+            return known
         if gradient is not None and any(p.is_partial("prod") for p in self._spec.placements):
             raise RuntimeError(
                 f"grad of {shown(self._spec.placements)}: the factors of a product have each their own gradient, which no "

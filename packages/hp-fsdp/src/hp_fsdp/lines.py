@@ -42,24 +42,24 @@ class Lines:
         self.tail_numel = len(self.scalars) + len(self.params)
         self.sizes = [*(slot.numel for slot in self.slots), self.tail_numel]
         """Elements of the parts of one line, the tail last."""
+        self.nbytes = sum(self.sizes) * num_shards * platform.itemsize(dtype)
+        """Of all lines."""
+        self._buffer_numels = [slot.numel * num_shards for slot in self.slots]
         self.replicated_sizes = [math.prod(param.shape) for param in self.replicated]
         self._all_used: Tensor | None = None
 
     def blocks(self, gradients: Gradients) -> list[Tensor]:
-        """Per parameter its chunks, ``(ranks, slot.numel)``, and the tail, ``(ranks, tail_numel)``.
+        """Per parameter its chunks, rank by rank, and the tail, rank by rank: 1-D.
 
         Gradients that lie as they must are taken as they are; for the others there is one buffer, filled in one pass.
         """
         platform = self.platform
         if not platform.supports("write_into_view", self.device):
-            return [platform.contiguous(part) for part in platform.split(self.rows(gradients), self.sizes, 1)]
+            columns = platform.split(self.rows(gradients), self.sizes, 1)
+            return [platform.reshape(platform.contiguous(part), (-1,)) for part in columns]
         given = list(gradients[: len(self.sharded)])
         ready = [self._is_ready(x, slot) for x, slot in zip(given, self.slots, strict=True)]
-        rest = [
-            slot.numel * self.num_shards
-            for slot, is_ready in zip(self.slots, ready, strict=True)
-            if not is_ready
-        ]
+        rest = [numel for numel, is_ready in zip(self._buffer_numels, ready, strict=True) if not is_ready]
         blocks: list[Tensor] = []
         targets: list[Tensor] = []
         values: list[Tensor] = []
@@ -67,12 +67,14 @@ class Lines:
             # The host's time counts here: one buffer and one launch for all.
             parts = iter(platform.split(platform.empty((sum(rest),), self.dtype, self.device), rest))
         for x, slot, is_ready in zip(given, self.slots, ready, strict=True):
-            block = x if is_ready else next(parts)
-            if not is_ready:
-                self._plan_copy(block, x, slot, targets, values)
-            blocks.append(platform.reshape(block, (self.num_shards, slot.numel)))
+            if is_ready:
+                blocks.append(platform.reshape(x, (-1,)))
+                continue
+            block = next(parts)
+            self._plan_copy(block, x, slot, targets, values)
+            blocks.append(block)
         platform.foreach_copy_(targets, values)
-        blocks.append(self._tail(gradients))
+        blocks.append(platform.reshape(self._tail(gradients), (-1,)))
         return blocks
 
     def rows(self, gradients: Gradients) -> Tensor:
@@ -143,7 +145,8 @@ class Lines:
         elif slot.is_leading:
             if slot.padding_numel:
                 platform.fill_(platform.narrow(block, 0, slot.whole_numel, slot.padding_numel), 0.0)
-            targets.append(platform.reshape(platform.narrow(block, 0, 0, slot.whole_numel), slot.shape))
+                block = platform.narrow(block, 0, 0, slot.whole_numel)
+            targets.append(platform.reshape(block, slot.shape))
             values.append(x)
         else:
             for rank in range(self.num_shards):

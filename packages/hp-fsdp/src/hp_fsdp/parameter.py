@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class ManagedParameter:
     ) -> None:
         """``dim``: which dim is sharded (of the local tensor, if ``parameter`` is a DTensor); None: replicated."""
         self.platform = platform
-        self.owners = owners
+        self._owners = owners
         self.origin = Origin(platform, parameter)
         self.parameter = parameter
         self.shape = self.origin.local_shape
@@ -57,6 +58,9 @@ class ManagedParameter:
         self.dtype: DType = parameter.dtype
         self.slot: Slot | None = None
         """Place in the unit's rows; None if it is replicated."""
+        self.own_shape: tuple[int, ...] = self.shape
+        """Of this rank's shard."""
+        self.own_numel = math.prod(self.shape)
         self.unsynced: Tensor | None = None
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
         self.compute_dtype: DType = parameter.dtype
@@ -66,7 +70,21 @@ class ManagedParameter:
         self.is_alias = False
         """Whether it is another face of the shard; see [Note: whole without a copy]."""
         self._shown: Any = None
+        self._setters = self._make_setters()
         self._is_watched = False
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """Where it hangs."""
+        return self._owners
+
+    @owners.setter
+    def owners(self, owners: tuple[Owner, ...]) -> None:
+        self._owners = owners
+        self._setters = self._make_setters()
+
+    def _make_setters(self) -> list[Callable[[Any], None]]:
+        return [self.platform.parameter_setter(owner.module, owner.attribute) for owner in self._owners]
 
     @property
     def name(self) -> str:
@@ -152,13 +170,13 @@ class ManagedParameter:
         if trains and not self._is_watched:
             platform.register_post_accumulate_grad_hook(self.full, lambda _: on_gradient())
             self._is_watched = True
-        for owner in self.owners:
-            platform.set_parameter(owner.module, owner.attribute, self._shown)
+        for put in self._setters:
+            put(self._shown)
 
     def show_shard(self) -> None:
         """Put the shard back where the parameter hangs."""
-        for owner in self.owners:
-            self.platform.set_parameter(owner.module, owner.attribute, self.parameter)
+        for put in self._setters:
+            put(self.parameter)
 
     # --- gradients of the whole tensor
     def take_gradient(self) -> Tensor | None:

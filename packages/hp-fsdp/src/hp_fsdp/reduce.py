@@ -17,6 +17,7 @@ from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.streams import Streams, Task
 from hp_platform import collectives
+from hp_platform.collectives.unchecked import reduce_scatter_into_each
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -47,6 +48,11 @@ class Reduction:
         self.lines = lines
         self.wishes = wishes
         self.target = target
+        platform, kind = streams.platform, streams.device.name
+        self._is_native = wishes.op in platform.native_reduce_ops(kind) and platform.can_reduce(
+            lines.dtype, kind
+        )
+        """Whether the backend reduces as it is wished."""
         self._task: Task | None = None
         self._kept: Any = None
         self._undecided: Callable[[], None] | None = None
@@ -96,14 +102,11 @@ class Reduction:
             self._give(parts, used)
 
     def _packed(self, gradients: Gradients) -> list[Tensor]:
-        """What is scattered: ``(ranks, elements)`` each."""
-        places = self.places
-        takes_several = not self.wishes.is_fused or self.platform.can_coalesce(
-            places.device.partition(":")[0]
-        )
-        if places.num_shards > 1 and takes_several:
+        """What is scattered, rank by rank: 1-D each."""
+        takes_several = not self.wishes.is_fused or self.platform.can_coalesce(self.streams.device.name)
+        if self.places.num_shards > 1 and takes_several:
             return self.lines.blocks(gradients)
-        return [self.lines.rows(gradients)]
+        return [self.platform.reshape(self.lines.rows(gradients), (-1,))]
 
     def _received(
         self, blocks: list[Tensor], replicated: Tensor | None
@@ -117,18 +120,15 @@ class Reduction:
         behind = [] if replicated is None else [replicated]
         if self.places.num_shards == 1:
             return self._joined([*blocks, *behind]), []
-        sizes = [block.shape[1] for block in blocks] + [line.shape[0] for line in behind]
+        num_shards = self.places.num_shards
+        sizes = [block.shape[0] // num_shards for block in blocks] + [line.shape[0] for line in behind]
         if len(sizes) > 1 and not platform.supports("write_into_view", device):
-            row, flat = None, [platform.empty((size,), lines.dtype, device) for size in sizes]
-        else:
-            row = platform.empty((sum(sizes),), lines.dtype, device)
-            flat = platform.split(row, sizes)
-        shaped = [platform.reshape(part, (1, -1)) for part in flat[: len(blocks)]]
-        return row, [*shaped, *flat[len(blocks) :]]
+            return None, [platform.empty((size,), lines.dtype, device) for size in sizes]
+        row = platform.empty((sum(sizes),), lines.dtype, device)
+        return row, platform.split(row, sizes)
 
     def _joined(self, targets: list[Tensor]) -> Tensor:
-        flat = [self.platform.reshape(target, (-1,)) for target in targets]
-        return flat[0] if len(flat) == 1 else self.platform.cat(flat)
+        return targets[0] if len(targets) == 1 else self.platform.cat(targets)
 
     def _exchange(self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor]) -> list[Any]:
         group, op, async_op = self.places.shard_group, self.wishes.op, self.streams.async_op
@@ -136,9 +136,13 @@ class Reduction:
             return []
         outs = targets[: len(blocks)]
         if len(blocks) > 1 and self.wishes.is_fused:
-            works: list[Any] = [
-                collectives.reduce_scatter_coalesced(blocks, group, op, outs=outs, async_op=async_op)
-            ]
+            if self._is_native:
+                work: Any = reduce_scatter_into_each(
+                    outs, blocks, op, group, self.lines.nbytes, async_op
+                )
+            else:
+                work = collectives.reduce_scatter_coalesced(blocks, group, op, outs=outs, async_op=async_op)
+            works = [work]
         else:
             works = [
                 collectives.reduce_scatter(block, group, op, out=out, async_op=async_op)

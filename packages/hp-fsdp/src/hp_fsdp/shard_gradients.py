@@ -77,10 +77,10 @@ class ShardGradients:
         platform.foreach_add_(totals, news)
 
     def _shaped(self, param: ManagedParameter, part: Tensor) -> Tensor:
-        platform, rank = self.platform, self.places.shard_rank
-        if param.slot is not None:
-            part = platform.narrow(part, 0, 0, param.slot.local_numel(rank))
-        gradient = platform.reshape(part, param.local_shape(rank))
+        platform, slot = self.platform, param.slot
+        if slot is not None and param.own_numel != slot.numel:
+            part = platform.narrow(part, 0, 0, param.own_numel)
+        gradient = platform.reshape(part, param.own_shape)
         if not self.in_main_grad and gradient.dtype != param.dtype:
             return platform.cast(gradient, param.dtype)
         return gradient if self._shares else platform.clone(gradient)

@@ -11,6 +11,7 @@ from hp_fsdp.layout import Slot
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places
 from hp_platform import collectives
+from hp_platform.collectives.unchecked import all_gather_into_each
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
@@ -52,6 +53,16 @@ class WholeParameters:
         itself if it is not cut along its first dim."""
         self._make()
         self.fulls = [param.full for param in self.params]
+        self._follows = [
+            (slot, target)
+            for slot, target in zip(self.slots, self._targets, strict=True)
+            if not slot.is_leading
+        ]
+        """What is not where it belongs when it has been received."""
+        self._flat = [platform.reshape(target, (-1,)) for target in self._targets] if self._in_place else []
+        """The targets in one dim: 1-D pieces are the quickest to make, and the host's time counts."""
+        numel = sum(slot.num_ranks * slot.numel for slot in self.slots)
+        self._wire_nbytes = numel * platform.itemsize(dtype)
 
     @property
     def numel(self) -> int:
@@ -109,37 +120,46 @@ class WholeParameters:
         chunks = [
             chunk
             for buffer, row in zip(self.buffers, rows, strict=True)
-            for chunk in platform.split(platform.reshape(row, (1, -1)), buffer.plan.sizes, 1)
+            for chunk in platform.split(row, buffer.plan.sizes)
         ]
-        received = [
-            target
-            if slot.is_leading
-            else platform.empty((slot.num_ranks, slot.numel), self.dtype, self.places.device)
-            for slot, target in zip(self.slots, self._targets, strict=True)
-        ]
-        group = self.places.shard_group
-        works: list[Any] = []
+        received = self._flat
+        if self._follows:
+            received = [
+                flat
+                if slot.is_leading
+                else platform.empty((slot.num_ranks * slot.numel,), self.dtype, self.places.device)
+                for slot, flat in zip(self.slots, self._flat, strict=True)
+            ]
+        # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
         with platform.preserve_version(self.fulls):
-            if self._is_fused:
-                works.append(
-                    collectives.all_gather_coalesced(chunks, group, outs=received, async_op=async_op)
-                )
-            else:
-                works.extend(
-                    collectives.all_gather(chunk, group, out=target, async_op=async_op)
-                    for chunk, target in zip(chunks, received, strict=True)
-                )
+            works = self._start(received, chunks, async_op)
+        if not works and not self._follows:
+            return _nothing
 
         def follow() -> None:
+            for work in works:
+                work.wait()
             with platform.preserve_version(self.fulls):
-                if async_op:
-                    for work in works:
-                        work.wait()
-                for slot, target, lines in zip(self.slots, self._targets, received, strict=True):
-                    if not slot.is_leading:
-                        platform.copy_(target, put_together(platform, lines, slot))
+                moved = [
+                    lines for slot, lines in zip(self.slots, received, strict=True) if not slot.is_leading
+                ]
+                for (slot, target), lines in zip(self._follows, moved, strict=True):
+                    matrix = platform.reshape(lines, (slot.num_ranks, slot.numel))
+                    platform.copy_(target, put_together(platform, matrix, slot))
 
         return follow
+
+    def _start(self, received: list[Tensor], chunks: list[Tensor], async_op: bool) -> list[Any]:
+        """Launch; what is to be waited for."""
+        group = self.places.shard_group
+        if self._is_fused and group.size > 1 and self._wire_nbytes:
+            work: Any = all_gather_into_each(received, chunks, group, self._wire_nbytes, async_op)
+            return [work] if async_op else []
+        works = [
+            collectives.all_gather(chunk, group, out=target, async_op=async_op)
+            for chunk, target in zip(chunks, received, strict=True)
+        ]
+        return works if async_op else []
 
     def _launch_rows(self, rows: Sequence[Tensor], async_op: bool) -> Follow:
         platform, num_shards = self.platform, self.places.num_shards
@@ -162,6 +182,10 @@ class WholeParameters:
     def _on_device(self, row: Tensor) -> Tensor:
         """An offloaded row travels to the device first."""
         return self.platform.to_device(row, self.places.device, non_blocking=True)
+
+
+def _nothing() -> None:
+    """Whole parameters are where they belong."""
 
 
 def put_together(platform: Platform, lines: Tensor, slot: Slot) -> Tensor:

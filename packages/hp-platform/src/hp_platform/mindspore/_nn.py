@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import mindspore
@@ -108,6 +108,11 @@ class MindSporeNNOps:
             table[name] = value
         else:
             module.__dict__[name] = value
+
+    def parameter_setter(self, module: mindspore.nn.Cell, name: str) -> Callable[[mindspore.Tensor], None]:
+        """``set_parameter`` of one place."""
+        self.get_parameter(module, name)  # refuses a name that is none
+        return partial(self.set_parameter, module, name)
 
     def get_parameter(self, module: mindspore.nn.Cell, name: str) -> mindspore.Tensor | None:
         """What stands in a parameter's place."""

@@ -217,8 +217,9 @@ class TorchCommOps:
         options = c10d.AllgatherOptions()
         options.asyncOp = async_op
         gather = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
-        work = gather([self._movable(out) for out in outs], [self._movable(x) for x in xs], options)
-        return _ended(work, async_op)
+        if xs[0].dtype not in self._devices[xs[0].device.type].comm.movable:
+            outs, xs = [self._movable(out) for out in outs], [self._movable(x) for x in xs]
+        return _ended(gather(list(map(_plain, outs)), list(map(_plain, xs)), options), async_op)
 
     def reduce_scatter_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,14 @@ class TorchNNOps:
         # Recurrent layers hand a list of their own to the kernel.
         if isinstance(module, torch.nn.RNNBase) and name in module._flat_weights_names:
             module._flat_weights[module._flat_weights_names.index(name)] = value
+
+    def parameter_setter(self, module: torch.nn.Module, name: str) -> Callable[[torch.Tensor], None]:
+        """``set_parameter`` of one place."""
+        _check_own(module, name)
+        if isinstance(module, torch.nn.RNNBase):
+            return partial(self.set_parameter, module, name)
+        # Nothing is quicker: a call costs what writing into a dict costs.
+        return partial(module._parameters.__setitem__, name)
 
     def get_parameter(self, module: torch.nn.Module, name: str) -> torch.Tensor | None:
         """What stands in a parameter's place."""

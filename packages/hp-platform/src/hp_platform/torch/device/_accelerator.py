@@ -10,6 +10,7 @@ import torch
 
 from hp_platform.protocols.device import Event, Stream
 from hp_platform.torch._dtypes import resolve
+from hp_platform.torch.device._profiling import profiler_range
 
 
 class AcceleratorDevice:
@@ -94,7 +95,7 @@ class AcceleratorDevice:
         """Give cached memory back."""
         self._api().empty_cache()
 
-    profiler_range = staticmethod(torch.profiler.record_function)
+    profiler_range = staticmethod(profiler_range)
 
     def get_rng_state(self, device: str) -> Any:
         """State of a device's generator."""

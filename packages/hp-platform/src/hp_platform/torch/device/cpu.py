@@ -10,6 +10,7 @@ import torch
 from hp_platform.host_device import HostDevice
 from hp_platform.torch._dtypes import resolve
 from hp_platform.torch.device._base import CommFacts
+from hp_platform.torch.device._profiling import profiler_range
 
 _GLOO_DTYPES = frozenset(
     {
@@ -37,7 +38,7 @@ class CpuDevice(HostDevice):
         scatters_by_exchange=True,
     )
 
-    profiler_range = staticmethod(torch.profiler.record_function)
+    profiler_range = staticmethod(profiler_range)
 
     def empty_pinned(self, shape: Sequence[int], dtype: Any) -> torch.Tensor:
         """Plain memory: nothing is copied to another device."""

@@ -1,0 +1,58 @@
+"""Coalesced collectives for runtimes that launch the same thing every step, and have checked it when they planned it.
+
+The host's time of a step goes into such launches: looking at every tensor once more costs more than the launch itself. So
+nothing is looked at here. The caller vouches: a group of several ranks, a backend that coalesces (``platform.can_coalesce``),
+contiguous tensors outside of any graph, of one dtype that the backend moves and reduces, not truth values, at least one with
+elements, results that fit. Launches are recorded and counted as all others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hp_platform.collectives._launch import Work, launch
+from hp_platform.group import ProcessGroup
+from hp_platform.platform import get_platform
+from hp_platform.protocols.tensor import Tensor
+
+
+def all_gather_into_each(
+    outs: Sequence[Tensor], xs: Sequence[Tensor], group: ProcessGroup, nbytes: int, async_op: bool
+) -> Work[None] | None:
+    """``outs[i]`` (ranks * n_i elements) become the ranks' ``xs[i]`` (n_i). ``nbytes`` of all ``outs`` together.
+
+    With ``async_op`` the handle; else None, after a launch on the current stream where the device has streams.
+    """
+    platform, native = get_platform(), group.native
+    return launch(
+        "all_gather",
+        group,
+        nbytes,
+        lambda a: platform.all_gather_coalesced_into(outs, xs, native, a),
+        _nothing,
+        async_op,
+        len(xs),
+    )
+
+
+def reduce_scatter_into_each(
+    outs: Sequence[Tensor], xs: Sequence[Tensor], op: str, group: ProcessGroup, nbytes: int, async_op: bool
+) -> Work[None] | None:
+    """``outs[i]`` (n_i elements) become this rank's blocks of the reductions of ``xs[i]``. ``nbytes`` of all ``xs`` together.
+
+    ``op``: one that the backend has (``platform.native_reduce_ops``). The result as of :func:`all_gather_into_each`.
+    """
+    platform, native = get_platform(), group.native
+    return launch(
+        "reduce_scatter",
+        group,
+        nbytes,
+        lambda a: platform.reduce_scatter_coalesced_into(outs, xs, op, native, a),
+        _nothing,
+        async_op,
+        len(xs),
+    )
+
+
+def _nothing() -> None:
+    """Results lie where they were wanted."""
