@@ -88,7 +88,8 @@ class UnitHooks:
             context.leave(unit)
         if not platform.is_grad_enabled():
             if is_last:
-                unit.reshard()
+                for each in (unit, *unit.parts):
+                    each.reshard()
             return output
         noticed = unit.is_noticed = self._notice_outputs(output, unit.uses)
         # Where no output can tell of backward (an object of an unknown class), what it needs must stay where it is.
@@ -97,7 +98,8 @@ class UnitHooks:
         )
         if is_last:
             unit.hide()
-            if reshards_after_forward(unit) and not unit.is_hidden:
+            is_hidden = unit.is_hidden or unit.used_outside_in_pass == context.pass_number
+            if reshards_after_forward(unit) and not is_hidden:
                 if unit.small_world is not None:
                     unit.reshard_to_small_world()
                 else:

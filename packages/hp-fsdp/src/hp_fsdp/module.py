@@ -20,13 +20,13 @@ class UnshardHandle:
     """An all-gather that ``HSDPModule.unshard(async_op=True)`` has begun."""
 
     def __init__(self, unit: Unit) -> None:
-        self._unit: Unit | None = unit
+        self._units: Sequence[Unit] = (unit, *unit.parts)
 
     def wait(self) -> None:
         """Let the module show its whole parameters, ready for what the computation does next. Again: nothing."""
-        if self._unit is not None:
-            self._unit.show()
-            self._unit = None
+        for unit in self._units:
+            unit.show()
+        self._units = ()
 
 
 class HSDPModule:
@@ -44,8 +44,9 @@ class HSDPModule:
         unit = _unit(self)
         is_async = _flag("async_op", async_op)
         context_of(unit)
-        unit.launch_gather()
-        unit.gathered_in_pass = None
+        for each in (unit, *unit.parts):
+            each.launch_gather()
+            each.gathered_in_pass = None
         handle = UnshardHandle(unit)
         if is_async:
             return handle
@@ -54,7 +55,9 @@ class HSDPModule:
 
     def reshard(self) -> None:
         """Free this unit's whole parameters and let the module show its shards. Without effect if it does. No communication."""
-        _unit(self).reshard()
+        unit = _unit(self)
+        for each in (unit, *unit.parts):
+            each.reshard()
 
     # --- gradients
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -249,7 +252,11 @@ def _unit(module: Any) -> Unit:
 
 
 def _units(module: Any, recurse: bool) -> list[Unit]:
-    return list(units_in(get_platform(), module)) if _flag("recurse", recurse) else [_unit(module)]
+    return (
+        list(units_in(get_platform(), module))
+        if _flag("recurse", recurse)
+        else [_unit(module), *_unit(module).parts]
+    )
 
 
 def _units_of(function: str, modules: Any) -> list[Unit]:

@@ -70,6 +70,7 @@ class ManagedParameter:
         self.is_alias = False
         """Whether it is another face of the shard; see [Note: whole without a copy]."""
         self._shown: Any = None
+        self._stand_in: Any = None
         self._setters = self._make_setters()
         self._is_watched = False
 
@@ -129,7 +130,7 @@ class ManagedParameter:
         """
         platform, first = self.platform, self.owners[0]
         found = platform.get_parameter(first.module, first.attribute)
-        if found is self.parameter:
+        if found is self.parameter or (found is self._stand_in and found is not None):
             return False
         expected = self.parameter
         if (
@@ -149,6 +150,25 @@ class ManagedParameter:
         return True
 
     # --- the whole tensor
+    @property
+    def whole_nbytes(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape) * self.platform.itemsize(self.compute_dtype)
+
+    def show_stand_in(self, get: Callable[[], None]) -> None:
+        """Put there what becomes the whole tensor when something is done with it; ``get()`` shows that."""
+
+        def whole() -> Any:
+            get()
+            return self._shown
+
+        platform, shown = self.platform, self._shown
+        self._stand_in = platform.stand_in(
+            tuple(shown.shape), shown.dtype, platform.device_of(self.full), whole
+        )
+        for put in self._setters:
+            put(self._stand_in)
+
     def set_whole(self, whole: Tensor, *, is_alias: bool) -> None:
         """Let the memory of ``whole`` (in the shape of the parameter) be the whole tensor's."""
         self._shown = self.origin.shown(whole)

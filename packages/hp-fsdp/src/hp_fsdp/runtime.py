@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from hp_fsdp.order import Order
+from hp_fsdp.parts import split_root
 from hp_fsdp.reduce import Reduction
 from hp_fsdp.streams import Streams, Task
 from hp_fsdp.unit import ShardState, Unit, units_in
@@ -74,6 +75,14 @@ class RootContext:
         self._ahead.discard(unit)
         unit.show()
         unit.gathered_in_pass = self.pass_number
+
+    def gather_on_demand(self, unit: Unit) -> None:
+        """Show a part of the root whose parameters are used outside of its module's forward."""
+        if not self.in_backward and unit.is_stale(self.pass_number):
+            unit.reshard()
+        unit.show()
+        unit.gathered_in_pass = self.pass_number
+        self._ahead.discard(unit)
 
     def leave(self, unit: Unit) -> None:
         """The call ends."""
@@ -215,6 +224,8 @@ def context_of(unit: Unit) -> RootContext:
                 )
             with unit.platform.no_grad():
                 inner.context.drain()
+    split_root(unit)
+    units = [*units, *(part for part in unit.parts if part not in units)]
     context = RootContext(unit, units)
     for each in units:
         # Passes of a root that a unit was before are counted by other numbers.
@@ -229,4 +240,5 @@ def reshards_after_forward(unit: Unit) -> bool:
     if unit.options.reshard_as_told is not None:
         return unit.options.reshard_as_told
     assert unit.context is not None
-    return unit.options.reshard_after_forward is not False and unit.context.root is not unit
+    is_root = unit.context.root in (unit, unit.part_of)
+    return unit.options.reshard_after_forward is not False and not is_root

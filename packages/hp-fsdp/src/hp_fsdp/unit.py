@@ -85,6 +85,9 @@ class Unit:
         )
         self.hooks: Any = None
         """Its :class:`hp_fsdp.hooks.UnitHooks`."""
+        self.parts: list[Unit] = []
+        """Of a root: its large layers; see :mod:`hp_fsdp.parts`."""
+        self.part_of: Unit | None = None
         self.small_world: SmallWorld | None = None
         """Where whole parameters are kept between forward and backward, if they are cut among fewer ranks then."""
         self.state = ShardState.SHARDED
@@ -101,6 +104,8 @@ class Unit:
         """Whether a part of the last forward can tell nobody of its backward."""
         self.is_noticed = False
         """Whether an output of the last forward tells of backward."""
+        self.used_outside_in_pass: int | None = None
+        """The pass in which whole parameters were used outside of the module's forward."""
         self.uses: Uses | None = None
         self.open_uses: list[Uses] = []
         """Passes that the running backward has entered and not left."""
@@ -183,13 +188,39 @@ class Unit:
             for param in self.params:
                 param.show_full(self._gradient_came)
             self.state = ShardState.SHOWN
+        for part in self.parts:
+            part.stand_by()
 
     def hide(self) -> None:
         """Let the modules show shards; whole parameters that are there stay."""
         if self.state is ShardState.SHOWN:
-            for param in self.params:
-                param.show_shard()
             self.state = ShardState.GATHERED
+            self._show_no_more()
+            for part in self.parts:
+                part.hide()
+                part._show_no_more()
+
+    def _show_no_more(self) -> None:
+        if self.part_of is not None and self.part_of.state is ShardState.SHOWN:
+            self.stand_by()
+            return
+        for param in self.params:
+            param.show_shard()
+
+    def stand_by(self) -> None:
+        """Let the modules show stand-ins; see [Note: stand-ins]."""
+        if self.state is not ShardState.SHOWN:
+            if self.state is ShardState.SHARDED and self.context is not None:
+                self.context.look_at_shards(self)  # before what the user has put there is covered
+            for param in self.params:
+                param.show_stand_in(self._wanted)
+
+    def _wanted(self) -> None:
+        """An operation needs the whole parameters, outside of the module's forward."""
+        assert self.context is not None
+        # No output of the module tells of this use's backward.
+        self.used_outside_in_pass = self.context.pass_number
+        self.context.gather_on_demand(self)
 
     def reshard(self) -> None:
         """Free the whole parameters. No communication."""

@@ -11,6 +11,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "storage_views": "several tensors in one storage that is resized as one, each with a version count of its own; without it "
     "each tensor has a storage",
     "alias": "a tensor over part of another one's memory whose storage and version count are its own; without it keep copies",
+    "stand_ins": "tensors that are made when something is done with them; without it make them before",
     "in_place_arithmetic": "the framework's own add_ and += change the tensor; without it use platform.add_ and the like",
     "coalesced": "several collectives in one launch without a copy; without it they are fused by copying",
     "streams": "work on side streams; without it streams and events do nothing",

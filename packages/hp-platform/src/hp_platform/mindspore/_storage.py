@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import mindspore
 from mindspore import mint, ops
 from mindspore.utils import dlpack
@@ -23,6 +26,15 @@ class MindSporeStorageOps:
     def data_ptr(self, x: mindspore.Tensor) -> int:
         """Address of the first element."""
         return x.data_ptr()
+
+    def stand_in(
+        self, shape: Sequence[int], dtype: Any, device: str, get: Callable[[], mindspore.Tensor]
+    ) -> mindspore.Tensor:
+        """Not here: functions in C++ ask no subclass of Tensor."""
+        raise NotImplementedError(
+            f"MindSpore {mindspore.__version__} asks no tensor before a function runs, so nothing can stand in for one: make "
+            "the tensor itself"
+        )
 
     def alias(self, x: mindspore.Tensor) -> mindspore.Tensor:
         """The same memory under a storage of its own."""

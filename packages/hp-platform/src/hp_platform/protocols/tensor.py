@@ -17,7 +17,7 @@ Two more things that operators do otherwise on MindSpore:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Tensor: TypeAlias = Any
@@ -178,6 +178,15 @@ class TensorOps(Protocol):
         A view shows the memory that is below ``base`` at the time, also after :meth:`resize_storage_` of ``base`` has freed it and
         got it back, at another address perhaps. Each is a leaf with a version count of its own: a write to one of them, or to
         ``base``, does not count for the others. NotImplementedError unless ``supports("storage_views")``.
+        """
+        ...
+
+    def stand_in(
+        self, shape: Sequence[int], dtype: DType, device: str, get: Callable[[], AnyTensor]
+    ) -> AnyTensor:
+        """A tensor without memory that knows its shape, dtype and device; any function called on it is called on ``get()``.
+
+        NotImplementedError unless ``supports("stand_ins")``.
         """
         ...
 

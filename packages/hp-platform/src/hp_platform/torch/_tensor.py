@@ -11,6 +11,7 @@ import torch
 
 from hp_platform.bits import unsigned
 from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
+from hp_platform.torch._stand_in import stand_in
 
 
 class TorchTensorOps:
@@ -157,6 +158,8 @@ class TorchTensorOps:
         for view, start, shape in zip(views, starts, shapes, strict=False):
             view.set_(base.untyped_storage(), start, tuple(shape))
         return base, views
+
+    stand_in = staticmethod(stand_in)
 
     def set_data_(self, x: torch.Tensor, data: torch.Tensor) -> None:
         """The same object over other memory."""

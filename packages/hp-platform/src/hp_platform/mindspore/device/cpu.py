@@ -19,6 +19,7 @@ class CpuDevice(HostDevice):
     comm_backend = "mccl"
     missing = frozenset(
         {
+            "stand_ins",
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",

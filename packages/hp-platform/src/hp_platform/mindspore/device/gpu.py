@@ -14,6 +14,7 @@ class GpuDevice(AcceleratorDevice):
     # Which kernels MindSpore's GPU build has was not tried: nothing is promised that its CPU build lacks.
     missing = frozenset(
         {
+            "stand_ins",
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",

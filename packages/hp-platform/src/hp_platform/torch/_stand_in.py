@@ -1,0 +1,61 @@
+"""Tensors that are made when something is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+_FACTS = frozenset(
+    {
+        torch.Tensor.shape.__get__,
+        torch.Tensor.dtype.__get__,
+        torch.Tensor.device.__get__,
+        torch.Tensor.ndim.__get__,
+        torch.Tensor.size,
+        torch.Tensor.dim,
+        torch.Tensor.numel,
+    }
+)
+"""What can be told without the values."""
+
+
+class StandIn(torch.Tensor):
+    """Shape, dtype and device of a tensor, and how to get it. Every function that is called on it is called on that tensor."""
+
+    _get: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Put the real tensors in the places of those that stand in for them."""
+        kwargs = kwargs or {}
+        if func not in _FACTS:
+            args, kwargs = _pytree.tree_map(_real, (args, kwargs))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Nothing comes down here: what records gradients is above."""
+        raise RuntimeError(
+            f"{func} was given the stand-in of a parameter by code that functions of torch are not asked in: call it on the "
+            "parameter itself, inside of its module's forward"
+        )
+
+
+def _real(x: Any) -> Any:
+    return x._get() if type(x) is StandIn else x
+
+
+def stand_in(shape: Sequence[int], dtype: Any, device: str, get: Callable[[], torch.Tensor]) -> StandIn:
+    """A stand-in for what ``get()`` gives."""
+    made: Any = torch.Tensor._make_wrapper_subclass(StandIn, tuple(shape), dtype=dtype, device=device)
+    made._get = get
+    return made
