@@ -39,7 +39,7 @@ def elementwise(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *
     if not writes:
         lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (list, tuple))]
         targets = [_largest([xs[i] for xs in lists if i < len(xs)]) for i in range(len(targets))]
-    specs = [_spec_at(x, function, writes=writes) for x in targets]
+    specs = _specs_of(targets, function, writes=writes)
 
     def local(name: Any, arg: Any) -> Any:
         if isinstance(arg, (list, tuple)):
@@ -47,7 +47,13 @@ def elementwise(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *
                 raise ValueError(
                     f"{name_of(function)}: argument {name} has {len(arg)} members, the first list {len(targets)}"
                 )
-            return [_local(x, spec, function, i) for i, (x, spec) in enumerate(zip(arg, specs, strict=False))]
+            return [
+                # Lists of an optimizer are long, and lie all alike: the common case is told without a call.
+                x._local
+                if isinstance(x, DTensorMethods) and x._spec is spec and spec.shape
+                else _local(x, spec, function, i)
+                for i, (x, spec) in enumerate(zip(arg, specs, strict=False))
+            ]
         return _number(arg, function, name)
 
     result = function(
@@ -73,6 +79,21 @@ def _largest(xs: Sequence[Any]) -> Any:
             shape = tuple(getattr(found, "shape", ()))
             if shape != x._spec.shape and _fits(shape, x._spec):
                 found = x
+    return found
+
+
+def _specs_of(targets: Sequence[Any], function: Any, *, writes: bool) -> list[Spec | None]:
+    """How the result lies at each index: see :func:`_spec_at`, which is asked once for tensors that lie alike."""
+    known: dict[Spec, Spec | None] = {}
+    found: list[Spec | None] = []
+    for x in targets:
+        given = x._spec if isinstance(x, DTensorMethods) else None
+        if given is None:
+            found.append(None)
+            continue
+        if given not in known:
+            known[given] = _spec_at(x, function, writes=writes)
+        found.append(known[given])
     return found
 
 
