@@ -137,9 +137,7 @@ class Reduction:
         outs = targets[: len(blocks)]
         if len(blocks) > 1 and self.wishes.is_fused:
             if self._is_native:
-                work: Any = reduce_scatter_into_each(
-                    outs, blocks, op, group, self.lines.nbytes, async_op
-                )
+                work: Any = reduce_scatter_into_each(outs, blocks, op, group, self.lines.nbytes, async_op)
             else:
                 work = collectives.reduce_scatter_coalesced(blocks, group, op, outs=outs, async_op=async_op)
             works = [work]
