@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
 from hp_fsdp.runtime import context_of, reshards_after_forward
@@ -133,10 +134,17 @@ class UnitHooks:
         inputs = [x for x in tensors_in(platform.is_tensor, value) if platform.requires_grad(x)]
         if not inputs:
             return value
-        outputs = iter(self._identity.apply(uses, *inputs))
+        # The graph is that of local tensors.
+        outputs = iter(
+            self._identity.apply(uses, *(x.to_local() if isinstance(x, DTensor) else x for x in inputs))
+        )
 
         def pass_on(x: Any) -> Any:
-            return next(outputs) if platform.requires_grad(x) else x
+            if not platform.requires_grad(x):
+                return x
+            if not isinstance(x, DTensor):
+                return next(outputs)
+            return DTensor.from_local(next(outputs), x.device_mesh, x.placements, shape=tuple(x.shape))
 
         return map_tensors(platform.is_tensor, pass_on, value)
 
