@@ -36,7 +36,14 @@ class Arrangement:
             param.compute_dtype = precision.compute_dtype(param.dtype)
             param.wire_dtype = precision.wire_dtype(param.dtype)
         self.buffers = self._make_buffers([param for param in params if param.dim is not None])
-        self._make_whole()
+        self.aliases: list[ManagedParameter] = []
+        self.replicated_rows: list[FlatBuffer] = []
+        self.replicated = ReplicatedParameters(platform, [], places.device, [])
+        self.wholes: list[WholeParameters] = []
+        # They take memory when they are made: not before there are values.
+        self._has_whole = not self.on_meta()
+        if self._has_whole:
+            self._make_whole()
 
     def cut(self, param: ManagedParameter) -> None:
         """Reduce a parameter to this rank's chunk."""
@@ -68,22 +75,22 @@ class Arrangement:
 
     def _make_whole(self) -> None:
         platform, places, options = self.platform, self.places, self.options
-        self.aliases = [param for param in self.params if self._is_alias(param)]
+        self.aliases = [param for param in self.params if self.is_alias(param)]
         for param in self.aliases:
             param.set_whole(platform.detach(param.shard), is_alias=True)
-        casts = [param for param in self.params if param.dim is None and not self._is_alias(param)]
+        casts = [param for param in self.params if param.dim is None and not self.is_alias(param)]
         self.replicated_rows = [] if self.host is None else self._make_buffers(casts, are_cut=False)
         self.replicated = ReplicatedParameters(platform, casts, places.device, self.replicated_rows)
         together: dict[Any, list[FlatBuffer]] = {}
         for buffer in self.buffers:
-            if not self._is_alias(buffer.params[0]):
+            if not self.is_alias(buffer.params[0]):
                 together.setdefault(buffer.params[0].compute_dtype, []).append(buffer)
         self.wholes = [
             WholeParameters(platform, buffers, dtype, places, is_fused=options.comm_fusion is not False)
             for dtype, buffers in together.items()
         ]
 
-    def _is_alias(self, param: ManagedParameter) -> bool:
+    def is_alias(self, param: ManagedParameter) -> bool:
         """See [Note: whole without a copy]."""
         is_whole = param.dim is None or self.places.num_shards == 1
         return is_whole and param.compute_dtype == param.dtype and self.host is None
@@ -91,12 +98,15 @@ class Arrangement:
     # --- the shards as they are
     def on_meta(self) -> list[str]:
         """Names of parameters without values."""
-        return [name for buffer in (*self.buffers, *self.replicated_rows) for name in buffer.on_meta()]
+        return [p.name for p in self.params if self.platform.device_of(p.shard).startswith("meta")]
 
     def refresh(self) -> None:
         """See :meth:`FlatBuffer.refresh`. RuntimeError for offloaded shards that are on the host no more."""
         if self.host is not None:
             check_on_host(self.platform, self.params)
+        if not self._has_whole and not self.on_meta():
+            self._make_whole()
+            self._has_whole = True
         for buffer in (*self.buffers, *self.replicated_rows):
             buffer.refresh()
         for param in self.aliases:

@@ -36,6 +36,7 @@ class UnitHooks:
         """Modules of which a registered method runs, innermost last."""
         self._has_nested = False
         """Whether a call within a call has begun."""
+        self._has_values = False
 
     def install(self) -> None:
         """Register both forward hooks; ours runs before the user's, and after them."""
@@ -47,6 +48,7 @@ class UnitHooks:
         """Cast inputs, gather, and notice when backward leaves."""
         unit, platform = self.unit, self.platform
         context = context_of(unit)
+        self.check_values()
         if unit.options.precision.input_dtype is not None:
             args, kwargs = self._cast((args, kwargs), unit.options.precision.input_dtype)
         if context.in_backward:
@@ -106,6 +108,24 @@ class UnitHooks:
                 else:
                     unit.reshard()
         return output
+
+    def check_values(self) -> None:
+        """RuntimeError with the names of all parameters and buffers in the unit that are on the meta device, once."""
+        if self._has_values:
+            return
+        platform, found = self.platform, []
+        for number, module in enumerate(self.unit.modules):
+            where = f"{number}." if len(self.unit.modules) > 1 else ""
+            for name, x in (*platform.named_parameters(module), *platform.named_buffers(module)):
+                if platform.device_of(x.to_local() if isinstance(x, DTensor) else x).startswith("meta"):
+                    found.append(f"{where}{name}")
+        if found:
+            raise RuntimeError(
+                f"of {self.unit.label} these are on the meta device and have no values: {', '.join(found)}. After fully_shard "
+                "give them memory and values: hp_dtensor.init_parameters(model) does both (in torch also "
+                "model.to_empty(device=...), and then what initialises or set_model_state_dict)"
+            )
+        self._has_values = True
 
     def run(self, module: Any, method: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """A method of the module as its forward is run."""

@@ -45,6 +45,7 @@ class HSDPModule:
         is_async = _flag("async_op", async_op)
         context_of(unit)
         for each in (unit, *unit.parts):
+            each.hooks.check_values()
             each.launch_gather()
             each.gathered_in_pass = None
         handle = UnshardHandle(unit)
@@ -185,6 +186,15 @@ class HSDPModule:
                 stacklevel=2,
             )
         return set_model_state_dict(self, state_dict, options=StateDictOptions(strict=strict))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """What torch's ``to_empty``, ``to`` and their kin run on every module: it is the shards that move, and ties stay."""
+        unit = _unit(self)
+        unit.reshard()
+        moved = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        for param in unit.params:
+            param.tie()
+        return moved
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be copied or pickled: a copy would not know its unit, and would hold shards that nobody gathers."""

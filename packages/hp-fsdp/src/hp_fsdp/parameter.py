@@ -73,6 +73,8 @@ class ManagedParameter:
         self._stand_in: Any = None
         self._setters = self._make_setters()
         self._is_watched = False
+        self._is_exchanged = False
+        """Whether another object has been adopted, and nobody was told yet."""
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -123,15 +125,25 @@ class ManagedParameter:
         self.show_shard()
 
     def adopt(self) -> bool:
-        """Take what the user has put in the parameter's place since; whether anything had changed.
+        """Take what the user has put in the parameter's place since; whether anything has changed since the last time.
 
         ``module.to_empty`` and ``load_state_dict(assign=True)`` put new objects there, one for each place of a tied one:
         the first place counts. RuntimeError for something that is no DTensor with the parameter's placements.
         """
+        self._look()
+        is_exchanged, self._is_exchanged = self._is_exchanged, False
+        return is_exchanged
+
+    def tie(self) -> None:
+        """Let all places hold one object again, that of the first place; :meth:`adopt` will tell whether it is another one."""
+        self._look()
+        self.show_shard()
+
+    def _look(self) -> None:
         platform, first = self.platform, self.owners[0]
         found = platform.get_parameter(first.module, first.attribute)
         if found is self.parameter or (found is self._stand_in and found is not None):
-            return False
+            return
         expected = self.parameter
         if (
             not isinstance(found, DTensor)
@@ -146,8 +158,8 @@ class ManagedParameter:
             )
         setattr(found, OWNER_MARK, getattr(expected, OWNER_MARK))
         self.parameter = found
+        self._is_exchanged = True
         self.show_shard()
-        return True
 
     # --- the whole tensor
     @property
@@ -223,4 +235,5 @@ class ManagedParameter:
     def forget_gradients(self) -> None:
         """Of the whole parameter."""
         self.unsynced = None
-        self.platform.set_grad(self.full, None)
+        if self.full is not None:
+            self.platform.set_grad(self.full, None)
