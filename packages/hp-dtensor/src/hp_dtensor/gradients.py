@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
+HOOK_KEEPER = "_hp_hook_keeper"
+"""Attribute of a parameter whose ``grad`` is set by a runtime, not by autograd: who takes its hooks (``add(hook)`` returns a handle)
+and calls them."""
+
+
 class GradientMethods(DTensorBase):
     """What DTensors share with the frameworks' tensors where gradients are concerned."""
 
@@ -126,6 +131,11 @@ class GradientMethods(DTensorBase):
         It may return another one, a DTensor in any placements. The handle's ``remove()`` takes the hook away.
         """
         whole_gradient(self, "register_hook")
+        if getattr(self, HOOK_KEEPER, None) is not None:
+            raise RuntimeError(
+                "register_hook: the gradient of this parameter does not come by autograd, but by a reduction of the runtime that "
+                "sharded it; register_post_accumulate_grad_hook is called behind that, and may change .grad in place"
+            )
         spec, wrap = self._spec, self._wrap
 
         def on_dtensor(gradient: Tensor) -> Tensor | None:
@@ -136,6 +146,9 @@ class GradientMethods(DTensorBase):
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> HookHandle:
         """``hook(leaf)``, with this DTensor, after a backward has added to its ``grad``. Of leaves only."""
+        keeper = getattr(self, HOOK_KEEPER, None)
+        if keeper is not None:
+            return keeper.add(hook)
 
         # The tensor itself, not a weak reference to it, which would forbid torch to swap it.
         def on_dtensor(_: Tensor) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor
+from hp_dtensor.gradients import HOOK_KEEPER
+from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
 from hp_fsdp.places import Places
@@ -69,6 +71,7 @@ class ManagedParameter:
         """The whole tensor, a leaf; of a DTensor the local one."""
         self.is_alias = False
         """Whether it is another face of the shard; see [Note: whole without a copy]."""
+        self.gradient_hooks = GradientHooks()
         self._shown: Any = None
         self._stand_in: Any = None
         self._setters = self._make_setters()
@@ -157,6 +160,7 @@ class ManagedParameter:
                 f"{tuple(expected.shape)} with placements {tuple(expected.placements)}; load values with set_model_state_dict"
             )
         setattr(found, OWNER_MARK, getattr(expected, OWNER_MARK))
+        setattr(found, HOOK_KEEPER, self.gradient_hooks)
         self.parameter = found
         self._is_exchanged = True
         self.show_shard()

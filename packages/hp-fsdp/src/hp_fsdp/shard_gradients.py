@@ -75,6 +75,9 @@ class ShardGradients:
             else:
                 platform.set_grad(param.shard, gradient)
         platform.foreach_add_(totals, news)
+        for param in params:
+            if param.gradient_hooks:
+                param.gradient_hooks.run(param.parameter)
 
     def _shaped(self, param: ManagedParameter, part: Tensor) -> Tensor:
         platform, slot = self.platform, param.slot

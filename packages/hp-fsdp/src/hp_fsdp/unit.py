@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.parameter import OWNER_MARK, ManagedParameter
 from hp_fsdp.places import Places
@@ -123,6 +124,7 @@ class Unit:
             if whole:
                 self.arrangement.cut(param)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
+            setattr(param.parameter, HOOK_KEEPER, param.gradient_hooks)
         self._arrange([*self.params, *params])
 
     def release(self, param: ManagedParameter) -> None:
