@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
 def map_tensors(is_tensor: Callable[[Any], bool], function: Callable[[Any], Any], value: Any) -> Any:
     """``value`` with every tensor ``x`` in it replaced by ``function(x)``.
 
@@ -16,11 +19,13 @@ def map_tensors(is_tensor: Callable[[Any], bool], function: Callable[[Any], Any]
     """
     if is_tensor(value):
         return function(value)
+    if type(value) in _ATOMS:  # asked at every call of every unit: what is no container is told at once
+        return value
 
     def inside(part: Any) -> Any:
         return map_tensors(is_tensor, function, part)
 
-    if isinstance(value, Mapping):
+    if isinstance(value, dict) or (not isinstance(value, (list, tuple)) and isinstance(value, Mapping)):
         changed = {key: inside(part) for key, part in value.items()}
         if all(changed[key] is value[key] for key in changed):
             return value
@@ -52,6 +57,9 @@ def tensors_in(is_tensor: Callable[[Any], bool], value: Any) -> Iterator[Any]:
         found.append(x)
         return x
 
+    if is_tensor(value):
+        yield value
+        return
     map_tensors(is_tensor, note, value)
     yield from found
 

@@ -219,7 +219,7 @@ class TorchCommOps:
         gather = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
         if xs[0].dtype not in self._devices[xs[0].device.type].comm.movable:
             outs, xs = [self._movable(out) for out in outs], [self._movable(x) for x in xs]
-        return _ended(gather(list(map(_plain, outs)), list(map(_plain, xs)), options), async_op)
+        return _ended(gather(list(outs), list(xs), options), async_op)
 
     def reduce_scatter_coalesced_into(
         self, outs: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], op: str, group: Any, async_op: bool
