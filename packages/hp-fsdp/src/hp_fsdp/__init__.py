@@ -13,6 +13,9 @@ from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
     from hp_fsdp.api import fully_shard as fully_shard
+    from hp_fsdp.memory import MemoryPlan as MemoryPlan
+    from hp_fsdp.memory import UnitMemory as UnitMemory
+    from hp_fsdp.memory import memory_plan as memory_plan
     from hp_fsdp.module import HSDPModule as HSDPModule
     from hp_fsdp.module import UnshardHandle as UnshardHandle
     from hp_fsdp.module import hsdp_sync_stream as hsdp_sync_stream
@@ -31,9 +34,11 @@ if TYPE_CHECKING:
 _WHERE = {
     "CPUOffloadPolicy": "policy",
     "HSDPModule": "module",
+    "MemoryPlan": "memory",
     "MixedPrecisionPolicy": "policy",
     "OffloadPolicy": "policy",
     "StateDictOptions": "state",
+    "UnitMemory": "memory",
     "UnshardHandle": "module",
     "full_params": "whole_parameters",
     "fully_shard": "api",
@@ -41,6 +46,7 @@ _WHERE = {
     "get_optimizer_state_dict": "optimizer_state",
     "hsdp_sync_stream": "module",
     "like_parameters": "state_likeness",
+    "memory_plan": "memory",
     "register_forward_method": "module",
     "set_model_state_dict": "state",
     "set_optimizer_state_dict": "optimizer_state",

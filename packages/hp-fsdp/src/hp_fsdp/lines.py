@@ -80,6 +80,8 @@ class Lines:
     def rows(self, gradients: Gradients) -> Tensor:
         """All lines as one tensor, ``(ranks, numel)``: for backends that take one tensor, and for those without writable views."""
         platform = self.platform
+        if self.num_shards == 1 and platform.supports("write_into_view", self.device):
+            return self._only_line(gradients)
         blocks = []
         for x, slot in zip(gradients[: len(self.sharded)], self.slots, strict=True):
             if x is None:
@@ -102,6 +104,17 @@ class Lines:
             blocks.append(platform.cat(chunks))
         blocks.append(self._tail(gradients))
         return platform.cat(blocks, 1)
+
+    def _only_line(self, gradients: Gradients) -> Tensor:
+        """Of one rank: filled in one pass."""
+        platform = self.platform
+        line = platform.empty((sum(self.sizes),), self.dtype, self.device)
+        *places, tail = platform.split(line, self.sizes)
+        targets, values = [platform.reshape(tail, (1, -1))], [self._tail(gradients)]
+        for place, x, slot in zip(places, gradients[: len(self.sharded)], self.slots, strict=True):
+            self._plan_copy(place, x, slot, targets, values)
+        platform.foreach_copy_(targets, values)
+        return platform.reshape(line, (1, -1))
 
     def replicated_line(self, gradients: Gradients) -> Tensor | None:
         """1-D, the gradients of replicated parameters that are no scalars; None if there are no such parameters."""

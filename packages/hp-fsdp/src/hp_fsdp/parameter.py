@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +205,15 @@ class ManagedParameter:
         if platform.requires_grad(self.full) != trains:
             platform.set_requires_grad_(self.full, trains)
         if trains and not self._is_watched:
-            platform.register_post_accumulate_grad_hook(self.full, lambda _: on_gradient())
+            # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
+            method = weakref.WeakMethod(on_gradient)
+
+            def came(_: Tensor) -> None:
+                found = method()
+                if found is not None:
+                    found()
+
+            platform.register_post_accumulate_grad_hook(self.full, came)
             self._is_watched = True
         for put in self._setters:
             put(self._shown)

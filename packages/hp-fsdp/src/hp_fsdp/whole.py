@@ -44,8 +44,9 @@ class WholeParameters:
         self.places = places
         self.params = [param for buffer in buffers for param in buffer.params]
         self.slots = [slot for buffer in buffers for slot in buffer.plan.slots]
-        self._in_place = not is_fused or platform.can_coalesce(places.device.partition(":")[0])
+        self._in_place = receives_in_place(platform, places, is_fused=is_fused)
         self._is_fused = is_fused
+        self._shares = platform.supports("write_into_view", places.device)
         self._storages: list[Tensor] = []
         self._nbytes: list[int] = []
         self._targets: list[Tensor] = []
@@ -77,7 +78,7 @@ class WholeParameters:
     def _make(self) -> None:
         platform, device = self.platform, self.places.device
         shapes = [(slot.num_ranks, slot.numel) if slot.is_leading else slot.shape for slot in self.slots]
-        if platform.supports("storage_views", device) and platform.supports("write_into_view", device):
+        if platform.supports("storage_views", device) and self._shares:
             # Fillers between them let each begin where kernels like it.
             fillers = [(-math.prod(shape) % ALIGNMENT,) for shape in shapes]
             mixed = [shape for pair in zip(shapes, fillers, strict=True) for shape in pair]
@@ -114,6 +115,8 @@ class WholeParameters:
         Communication: one all-gather over the shard group, ``ranks * row`` elements (without fusion one per parameter).
         """
         platform = self.platform
+        if self.places.num_shards == 1 and self._shares:
+            return self._fill_alone
         rows = platform.foreach_cast([self._on_device(buffer.row()) for buffer in self.buffers], self.dtype)
         if not self._in_place:
             return self._launch_rows(rows, async_op)
@@ -161,6 +164,25 @@ class WholeParameters:
         ]
         return works if async_op else []
 
+    def _fill_alone(self) -> None:
+        """One rank has all of it: cast in one pass."""
+        platform = self.platform
+        values = [
+            platform.reshape(part, tuple(target.shape))
+            for part, target in zip(self._parts(), self._targets, strict=True)
+        ]
+        with platform.preserve_version(self.fulls):
+            platform.foreach_copy_(self._targets, values)
+
+    def _parts(self) -> list[Tensor]:
+        """The pieces of this rank as they lie in the rows, with their padding, on the device."""
+        platform = self.platform
+        return [
+            part
+            for buffer in self.buffers
+            for part in platform.split(self._on_device(buffer.row()), buffer.plan.sizes)
+        ]
+
     def _launch_rows(self, rows: Sequence[Tensor], async_op: bool) -> Follow:
         platform, num_shards = self.platform, self.places.num_shards
         row = rows[0] if len(rows) == 1 else platform.cat(rows)
@@ -182,6 +204,11 @@ class WholeParameters:
     def _on_device(self, row: Tensor) -> Tensor:
         """An offloaded row travels to the device first."""
         return self.platform.to_device(row, self.places.device, non_blocking=True)
+
+
+def receives_in_place(platform: Platform, places: Places, *, is_fused: bool) -> bool:
+    """Whether chunks are received where parameters have them; see [Note: three ways to gather]."""
+    return not is_fused or platform.can_coalesce(places.device.partition(":")[0])
 
 
 def _nothing() -> None:

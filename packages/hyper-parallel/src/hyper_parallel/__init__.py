@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from hp_dtensor import zeros as zeros
     from hp_fsdp import CPUOffloadPolicy as CPUOffloadPolicy
     from hp_fsdp import HSDPModule as HSDPModule
+    from hp_fsdp import MemoryPlan as MemoryPlan
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import OffloadPolicy as OffloadPolicy
     from hp_fsdp import StateDictOptions as StateDictOptions
+    from hp_fsdp import UnitMemory as UnitMemory
     from hp_fsdp import UnshardHandle as UnshardHandle
     from hp_fsdp import full_params as full_params
     from hp_fsdp import fully_shard as fully_shard
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from hp_fsdp import get_optimizer_state_dict as get_optimizer_state_dict
     from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
     from hp_fsdp import like_parameters as like_parameters
+    from hp_fsdp import memory_plan as memory_plan
     from hp_fsdp import register_forward_method as register_forward_method
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
@@ -90,6 +93,7 @@ _WHERE = {
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
     "LoadReport": "hp_dtensor",
+    "MemoryPlan": "hp_fsdp",
     "MixedPrecisionPolicy": "hp_fsdp",
     "OffloadPolicy": "hp_fsdp",
     "ParallelStyle": "hp_dtensor",
@@ -105,6 +109,7 @@ _WHERE = {
     "ShardingPlan": "hp_dtensor",
     "SkipDTensorDispatch": "hp_dtensor",
     "StateDictOptions": "hp_fsdp",
+    "UnitMemory": "hp_fsdp",
     "UnshardHandle": "hp_fsdp",
     "StridedShard": "hp_dtensor",
     "arange": "hp_dtensor",
@@ -124,6 +129,7 @@ _WHERE = {
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
     "hsdp_sync_stream": "hp_fsdp",
+    "memory_plan": "hp_fsdp",
     "register_forward_method": "hp_fsdp",
     "get_platform": "hp_platform",
     "get_process_group_ranks": "hp_platform",
