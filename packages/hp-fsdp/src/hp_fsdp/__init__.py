@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hp_fsdp.memory import MemoryPlan as MemoryPlan
     from hp_fsdp.memory import UnitMemory as UnitMemory
     from hp_fsdp.memory import memory_plan as memory_plan
+    from hp_fsdp.memory_picture import show_memory as show_memory
     from hp_fsdp.module import HSDPModule as HSDPModule
     from hp_fsdp.module import UnshardHandle as UnshardHandle
     from hp_fsdp.module import hsdp_sync_stream as hsdp_sync_stream
@@ -50,6 +51,7 @@ _WHERE = {
     "register_forward_method": "module",
     "set_model_state_dict": "state",
     "set_optimizer_state_dict": "optimizer_state",
+    "show_memory": "memory_picture",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from hp_fsdp import register_forward_method as register_forward_method
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
+    from hp_fsdp import show_memory as show_memory
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -157,6 +158,7 @@ _WHERE = {
     "set_optimizer_state_dict": "hp_fsdp",
     "shard_module": "hp_dtensor",
     "show": "hp_dtensor",
+    "show_memory": "hp_fsdp",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
     "zeros": "hp_dtensor",
