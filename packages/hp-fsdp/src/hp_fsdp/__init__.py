@@ -1,8 +1,8 @@
 """Fully sharded data parallel training.
 
 Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (where shards lie), :mod:`parameter` and :mod:`origin`
-(what one is, sharded and whole), :mod:`whole`, :mod:`lines` and :mod:`reduce` (what travels), :mod:`streams` (where), :mod:`unit`
-(the states), :mod:`runtime`, :mod:`order` and :mod:`hooks` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state` and
+(what one is, sharded and whole), :mod:`whole`, :mod:`extension`, :mod:`lines` and :mod:`reduce` (what travels), :mod:`streams`
+(where), :mod:`unit` (the states), :mod:`runtime`, :mod:`order` and :mod:`hooks` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state` and
 :mod:`whole_parameters` (what one can ask of a sharded module). Importing this package imports no framework.
 """
 
@@ -13,6 +13,7 @@ from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
     from hp_fsdp.api import fully_shard as fully_shard
+    from hp_fsdp.extension import ParameterExtension as ParameterExtension
     from hp_fsdp.memory import MemoryPlan as MemoryPlan
     from hp_fsdp.memory import UnitMemory as UnitMemory
     from hp_fsdp.memory import memory_plan as memory_plan
@@ -38,6 +39,7 @@ _WHERE = {
     "MemoryPlan": "memory",
     "MixedPrecisionPolicy": "policy",
     "OffloadPolicy": "policy",
+    "ParameterExtension": "extension",
     "StateDictOptions": "state",
     "UnitMemory": "memory",
     "UnshardHandle": "module",

@@ -126,6 +126,7 @@ def fully_shard(
         for parameter, owners in found.new
     ]
     params = [*(param for _, param, _ in found.shared), *new]
+    _check_extensions(params, options)
     _check_fusion(platform, params, places, options)
     # All checks are behind us: from here on parameters change.
     _take_over(unit, found, new)
@@ -146,6 +147,24 @@ def _take_over(unit: Unit, found: Findings, new: list[ManagedParameter]) -> None
         param.show_shard()
     unit.add([param for _, param, _ in found.shared], whole=False)
     unit.add(new, whole=True)
+
+
+def _check_extensions(params: list[ManagedParameter], options: Options) -> None:
+    """That what says itself what is gathered of it can do so."""
+    for param in params:
+        if not param.is_extended:
+            continue
+        if param.dim != 0 or param.origin.mesh is not None:
+            how = "is replicated" if param.dim is None else f"is sharded along dim {param.dim}"
+            raise ValueError(
+                f"parameter {param.name!r} has an extension and {how if param.origin.mesh is None else 'is a DTensor'}: what an "
+                "extension gives is gathered along dim 0 of plain parameters; shard it so, or without extension"
+            )
+        if options.comm_fusion:
+            raise ValueError(
+                f"comm_fusion=True is not possible with parameter {param.name!r}, which has an extension and travels by itself; "
+                "leave comm_fusion None"
+            )
 
 
 def _check_fusion(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_fsdp.buffer import FlatBuffer
+from hp_fsdp.extension import ExtendedWhole
 from hp_fsdp.layout import plan_rows
 from hp_fsdp.lines import Lines
 from hp_fsdp.offload import HOST, HostMemory, check_on_host
@@ -39,7 +40,7 @@ class Arrangement:
         self.aliases: list[ManagedParameter] = []
         self.replicated_rows: list[FlatBuffer] = []
         self.replicated = ReplicatedParameters(platform, [], places.device, [])
-        self.wholes: list[WholeParameters] = []
+        self.wholes: list[WholeParameters | ExtendedWhole] = []
         # They take memory when they are made: not before there are values.
         self._has_whole = not self.on_meta()
         if self._has_whole:
@@ -55,9 +56,11 @@ class Arrangement:
 
     def _make_buffers(self, params: Sequence[ManagedParameter], *, are_cut: bool = True) -> list[FlatBuffer]:
         platform, places, options = self.platform, self.places, self.options
-        kinds: dict[tuple[Any, bool], list[ManagedParameter]] = {}
-        for param in params:
-            kinds.setdefault((param.dtype, param.trains), []).append(param)
+        kinds: dict[tuple[Any, bool, int], list[ManagedParameter]] = {}
+        for number, param in enumerate(params, 1):
+            kinds.setdefault((param.dtype, param.trains, number if param.is_extended else 0), []).append(
+                param
+            )
         shares = options.zero_copy is not False and can_share(platform, self.shard_device)
         return [
             FlatBuffer(
@@ -66,7 +69,7 @@ class Arrangement:
                 places.num_shards,
                 places.shard_rank,
                 self.shard_device,
-                shares_memory=shares,
+                shares_memory=shares and not kind[0].is_extended,
                 are_cut=are_cut,
                 host=self.host,
             )
@@ -83,15 +86,19 @@ class Arrangement:
         self.replicated = ReplicatedParameters(platform, casts, places.device, self.replicated_rows)
         together: dict[Any, list[FlatBuffer]] = {}
         for buffer in self.buffers:
-            if not self.is_alias(buffer.params[0]):
+            if not self.is_alias(buffer.params[0]) and not buffer.params[0].is_extended:
                 together.setdefault(buffer.params[0].compute_dtype, []).append(buffer)
         self.wholes = [
             WholeParameters(platform, buffers, dtype, places, is_fused=options.comm_fusion is not False)
             for dtype, buffers in together.items()
         ]
+        extended = [param for param in self.params if param.is_extended]
+        self.wholes.extend(ExtendedWhole(platform, param, places) for param in extended)
 
     def is_alias(self, param: ManagedParameter) -> bool:
         """See [Note: whole without a copy]."""
+        if param.is_extended:
+            return False
         is_whole = param.dim is None or self.places.num_shards == 1
         return is_whole and param.compute_dtype == param.dtype and self.host is None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.gradients import HOOK_KEEPER
+from hp_fsdp.extension import EXTENSION, has_extension
 from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
@@ -57,6 +58,10 @@ class ManagedParameter:
         self.origin = Origin(platform, parameter)
         self.parameter = parameter
         self.shape = self.origin.local_shape
+        self.is_extended = has_extension(platform, parameter, self.origin.local(parameter))
+        """Whether it says itself what is gathered of it; see :mod:`hp_fsdp.extension`."""
+        self.extension: Any = getattr(parameter, EXTENSION, None)
+        """The object with its hooks; None: they are methods of its class, if there are any."""
         self.dim = dim if self.shape else None
         self.dtype: DType = parameter.dtype
         self.slot: Slot | None = None

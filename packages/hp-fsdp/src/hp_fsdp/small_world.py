@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from hp_fsdp.extension import ExtendedWhole
 from hp_fsdp.whole import WholeParameters
 from hp_platform import collectives
 from hp_platform.group import ProcessGroup
@@ -31,7 +32,7 @@ class SmallWorld:
         """Whether there is something to gather from."""
         return bool(self._pieces)
 
-    def fill(self, wholes: Sequence[WholeParameters]) -> None:
+    def fill(self, wholes: Sequence[WholeParameters | ExtendedWhole]) -> None:
         """Keep this rank's piece of the memory of whole parameters that are there. No communication."""
         platform = self.platform
         self._storages = [storage for whole in wholes for storage in whole.storages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
@@ -133,16 +134,19 @@ class WholeParameters:
                 else platform.empty((slot.num_ranks * slot.numel,), self.dtype, self.places.device)
                 for slot, flat in zip(self.slots, self._flat, strict=True)
             ]
-        # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
-        with platform.preserve_version(self.fulls):
-            works = self._start(received, chunks, async_op)
+        # The values are those that autograd has seen before: see [Note: one whole tensor for ever]. Until it has followed:
+        # threads of a backend may write at any time in between.
+        versions = ExitStack()
+        versions.enter_context(platform.preserve_version(self.fulls))
+        works = self._start(received, chunks, async_op)
         if not works and not self._follows:
+            versions.close()
             return _nothing
 
         def follow() -> None:
-            for work in works:
-                work.wait()
-            with platform.preserve_version(self.fulls):
+            with versions:
+                for work in works:
+                    work.wait()
                 moved = [
                     lines for slot, lines in zip(self.slots, received, strict=True) if not slot.is_leading
                 ]

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hp_fsdp import MemoryPlan as MemoryPlan
     from hp_fsdp import MixedPrecisionPolicy as MixedPrecisionPolicy
     from hp_fsdp import OffloadPolicy as OffloadPolicy
+    from hp_fsdp import ParameterExtension as ParameterExtension
     from hp_fsdp import StateDictOptions as StateDictOptions
     from hp_fsdp import UnitMemory as UnitMemory
     from hp_fsdp import UnshardHandle as UnshardHandle
@@ -109,6 +110,7 @@ _WHERE = {
     "Shard": "hp_dtensor",
     "ShardingPlan": "hp_dtensor",
     "SkipDTensorDispatch": "hp_dtensor",
+    "ParameterExtension": "hp_fsdp",
     "StateDictOptions": "hp_fsdp",
     "UnitMemory": "hp_fsdp",
     "UnshardHandle": "hp_fsdp",
