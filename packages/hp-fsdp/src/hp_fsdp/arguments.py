@@ -68,6 +68,10 @@ def checked_reshard(given: Any, num_shards: int) -> bool | int:
 
 def checked_parameters(platform: Platform, name: str, given: Iterable[Any] | None) -> set[int]:
     """Identities of parameters given as ``ignored_params`` or ``replicate_params``."""
+    if given is not None and (platform.is_tensor(given) or not isinstance(given, Iterable)):
+        raise ValueError(
+            f"{name} must be several parameters, such as a list or set, got {type(given).__name__}"
+        )
     found = list(given) if given is not None else []
     for index, parameter in enumerate(found):
         if not platform.is_parameter(parameter):
@@ -77,6 +81,10 @@ def checked_parameters(platform: Platform, name: str, given: Iterable[Any] | Non
 
 def checked_dim(fn: Any, parameter: Any, name: str) -> int:
     """Which dim of the parameter is sharded, as ``shard_placement_fn`` says."""
+    if fn is not None and not callable(fn):
+        raise ValueError(
+            f"shard_placement_fn must be a function from a parameter to a Shard or None, got {type(fn).__name__}"
+        )
     placement = None if fn is None else fn(parameter)
     if placement is None:
         return 0
