@@ -36,6 +36,7 @@ class Arrangement:
         for param in params:
             param.compute_dtype = precision.compute_dtype(param.dtype)
             param.wire_dtype = precision.wire_dtype(param.dtype)
+            param.has_wide_gradient = precision.wide_weight_grads and param.wire_dtype != param.compute_dtype
         self.buffers = self._make_buffers([param for param in params if param.dim is not None])
         self.aliases: list[ManagedParameter] = []
         self.replicated_rows: list[FlatBuffer] = []

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 

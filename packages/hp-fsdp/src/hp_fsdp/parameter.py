@@ -15,6 +15,7 @@ from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
 from hp_fsdp.places import Places
+from hp_fsdp.wide_gradients import wide_weight
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
@@ -73,6 +74,8 @@ class ManagedParameter:
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
         self.compute_dtype: DType = parameter.dtype
         self.wire_dtype: DType = parameter.dtype
+        self.has_wide_gradient = False
+        """Whether ``linear`` gives its gradient in :attr:`wire_dtype`; see [Note: wide weight gradients]."""
         self.full: Any = None
         """The whole tensor, a leaf; of a DTensor the local one."""
         self.is_alias = False
@@ -195,6 +198,8 @@ class ManagedParameter:
         """Let the memory of ``whole`` (in the shape of the parameter) be the whole tensor's."""
         self._shown = self.origin.shown(whole)
         self.full = self.origin.leaf(self._shown)
+        if self.has_wide_gradient and self._shown is self.full and len(self.shape) == 2:
+            self._shown = wide_weight(self.platform, self.full, self.wire_dtype, self._add_wide)
         self.is_alias = is_alias
         self._is_watched = False
 
@@ -244,6 +249,11 @@ class ManagedParameter:
             total = found
         self.unsynced = None
         return total
+
+    def _add_wide(self, gradient: Tensor) -> None:
+        """A gradient in the dtype of the reduction, beside those that autograd adds up."""
+        with self.platform.no_grad():
+            self.unsynced = gradient if self.unsynced is None else self.platform.add_(self.unsynced, gradient)
 
     def keep_gradient(self) -> None:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""

@@ -26,6 +26,9 @@ class MixedPrecisionPolicy:
     """Whether floating-point tensors in forward's arguments are cast to ``param_dtype``."""
     apply_grad_on_fp32_main_grad: bool = False
     """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None."""
+    weight_grads_in_reduce_dtype: bool = False
+    """Weight gradients of linear layers come from their product in ``reduce_dtype``: rounded once less, and sent without a pass
+    over them. First derivatives only; needs the capability ``stand_ins`` (torch), ValueError elsewhere."""
 
     def resolve(self, platform: Platform) -> Precision:
         """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
@@ -41,7 +44,18 @@ class MixedPrecisionPolicy:
                     f"MixedPrecisionPolicy.{field} must be a floating-point dtype, got {given!r}"
                 )
             found[field] = dtype
-        return Precision(platform, self.cast_forward_inputs, self.apply_grad_on_fp32_main_grad, **found)
+        if self.weight_grads_in_reduce_dtype and not platform.supports("stand_ins"):
+            raise ValueError(
+                f"MixedPrecisionPolicy.weight_grads_in_reduce_dtype=True is not possible on {platform.platform_type.value}: nothing "
+                "can take its linear function into its own hands there; leave it False"
+            )
+        return Precision(
+            platform,
+            self.cast_forward_inputs,
+            self.apply_grad_on_fp32_main_grad,
+            self.weight_grads_in_reduce_dtype,
+            **found,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,7 @@ class Precision:
     platform: Platform
     cast_inputs: bool
     keeps_main_grad: bool
+    wide_weight_grads: bool
     param_dtype: DType | None
     reduce_dtype: DType | None
     output_dtype: DType | None

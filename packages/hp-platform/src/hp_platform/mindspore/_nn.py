@@ -15,6 +15,7 @@ from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
 from hp_platform.mindspore import _composed, _empty, _matmul, _private
+from hp_platform.mindspore._dtypes import resolve
 from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._module import Module, ModuleList
 from hp_platform.mindspore._recording import ensure_recording
@@ -213,6 +214,12 @@ class MindSporeNNOps:
     def embedding(self, ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tensor:
         """Rows of ``weight``."""
         return _rows(weight, ids)
+
+    def matmul_in(self, x: mindspore.Tensor, y: mindspore.Tensor, dtype: Any) -> mindspore.Tensor:
+        """A product in a wider dtype."""
+        wanted = resolve(dtype)
+        x, y = ops.stop_gradient(x), ops.stop_gradient(y)
+        return _matmul.matmul(x.astype(wanted), y.astype(wanted))
 
     def softmax(self, x: mindspore.Tensor, dim: int = -1) -> mindspore.Tensor:
         """Softmax along a dim."""

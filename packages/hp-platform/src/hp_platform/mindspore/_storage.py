@@ -28,7 +28,12 @@ class MindSporeStorageOps:
         return x.data_ptr()
 
     def stand_in(
-        self, shape: Sequence[int], dtype: Any, device: str, get: Callable[[], mindspore.Tensor]
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        device: str,
+        get: Callable[[], mindspore.Tensor],
+        linear: Any = None,
     ) -> mindspore.Tensor:
         """Not here: functions in C++ ask no subclass of Tensor."""
         raise NotImplementedError(

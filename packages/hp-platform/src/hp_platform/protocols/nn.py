@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from hp_platform.protocols.tensor import Tensor
+from hp_platform.protocols.tensor import DType, Tensor
 
 Module: TypeAlias = Any
 Parameter: TypeAlias = Any
@@ -155,6 +155,13 @@ class NNOps(Protocol):
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         """Matrix product with broadcast batch dims."""
+        ...
+
+    def matmul_in(self, x: Tensor, y: Tensor, dtype: DType) -> Tensor:
+        """The product of two matrices of one dtype, added up and given in a wider one; not recorded.
+
+        In one kernel where the backend has it (cuda, float32 of 16-bit floats); else of converted copies.
+        """
         ...
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:

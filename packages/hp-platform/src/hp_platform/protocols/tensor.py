@@ -182,9 +182,16 @@ class TensorOps(Protocol):
         ...
 
     def stand_in(
-        self, shape: Sequence[int], dtype: DType, device: str, get: Callable[[], AnyTensor]
+        self,
+        shape: Sequence[int],
+        dtype: DType,
+        device: str,
+        get: Callable[[], AnyTensor],
+        linear: Callable[[AnyTensor, AnyTensor | None], AnyTensor] | None = None,
     ) -> AnyTensor:
         """A tensor without memory that knows its shape, dtype and device; any function called on it is called on ``get()``.
+
+        ``linear(x, bias)``, if given, is called instead of the framework's ``linear`` with it as the weight.
 
         NotImplementedError unless ``supports("stand_ins")``.
         """

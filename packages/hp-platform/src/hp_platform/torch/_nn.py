@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hp_platform.protocols.nn import HookHandle
 from hp_platform.torch import _dynamo
+from hp_platform.torch._dtypes import resolve
 
 
 class TorchNNOps:
@@ -173,6 +174,14 @@ class TorchNNOps:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of cuda refuse no heads
                 return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
         return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def matmul_in(self, x: torch.Tensor, y: torch.Tensor, dtype: Any) -> torch.Tensor:
+        """A product in a wider dtype."""
+        wanted = resolve(dtype)
+        with torch.no_grad():
+            if x.is_cuda and wanted is torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
+                return torch.mm(x, y, out_dtype=wanted)
+            return torch.mm(x.to(wanted), y.to(wanted))
 
     def softmax(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Softmax along a dim."""
