@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_fsdp import fully_shard, hsdp_sync_stream
+from hp_fsdp import fully_shard, hsdp_sync_stream, parts
 from hp_fsdp.unit import units_in
 from hp_platform import DeviceMesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
@@ -306,6 +306,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "kept": {"reshard_after_forward": False},
     "unfused": {"comm_fusion": False},
     "apart": {"comm_fusion_zero_copy": False},
+    "parts": {},  # layers of the root are units of their own
 }
 
 
@@ -315,8 +316,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_a_random_walk_of_training_evaluation_and_dropped_losses_equals_one_process(
     world: World, options: str, told: str
 ) -> None:
-    platform = world.platform
-    pair = Pair(world, **OPTIONS[options])
+    with pytest.MonkeyPatch.context() as patch:
+        if options == "parts":
+            patch.setattr(parts, "MIN_NBYTES", 1)
+        walk(Pair(world, **OPTIONS[options]), told)
+
+
+def walk(pair: Pair, told: str) -> None:
+    platform = pair.platform
     if told == "keeps after backward":
         pair.model.set_reshard_after_backward(False)
     elif told == "not the last backward":
@@ -340,7 +347,7 @@ def test_a_random_walk_of_training_evaluation_and_dropped_losses_equals_one_proc
                 pair.backward(batch + 100, order())
         elif kind == "evaluate":
             with platform.no_grad():
-                assert_parity(pair.loss(batch), loss_of_rank(pair, batch), **tolerance(world))
+                assert_parity(pair.loss(batch), loss_of_rank(pair, batch), **tolerance(pair.world))
         elif kind == "drop":
             pair.loss(batch, order())
         elif kind == "two":
