@@ -158,6 +158,32 @@ def test_what_stands_in_a_parameters_place_is_told(platform, net, make):
             platform.get_parameter(module, name)
 
 
+def test_a_place_that_is_looked_up_once_takes_parameters_and_plain_tensors(platform, net, make, equal):
+    block = net.blocks[0]
+    parameter, plain = block.weight, make(np.zeros((3, 3)), "float32")
+    put = platform.parameter_setter(block, "weight")
+    for value in (plain, parameter, plain, parameter):
+        put(value)
+        assert block.weight is value
+        assert platform.get_parameter(block, "weight") is value
+    with pytest.raises(ValueError, match="'wait'"):
+        platform.parameter_setter(block, "wait")
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"), [("float16", "float32"), ("float32", "float64"), ("float32", "float32")]
+)
+def test_a_product_in_a_wider_dtype_is_rounded_once(platform, make, near, lacks, name, wide):
+    if wide == "float64" and lacks("float64_compute"):
+        return
+    random = np.random.default_rng(5)
+    x, y = random.normal(size=(5, 70)).astype(name), random.normal(size=(70, 3)).astype(name)
+    product = platform.matmul_in(platform.set_requires_grad_(make(x, name), True), make(y, name), wide)
+    assert platform.dtype_name(product.dtype) == wide
+    assert not platform.requires_grad(product)
+    near(product, x.astype("float64") @ y.astype("float64"))
+
+
 def test_a_module_that_can_initialises_its_own_parameters_where_they_are(platform, affine, net, equal):
     class Resetting(affine):
         def __init__(self):
