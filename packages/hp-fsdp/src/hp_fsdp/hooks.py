@@ -9,7 +9,7 @@ from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
 from hp_fsdp.runtime import context_of, reshards_after_forward
-from hp_fsdp.unit import Unit, Uses
+from hp_fsdp.unit import ShardState, Unit, Uses
 from hp_platform.platform import Platform
 
 
@@ -22,7 +22,8 @@ class UnitHooks:
     gathered by the hook on the outputs, and must neither re-shard it nor count as a call.
 
     [Note: units of several modules] They gather when the first of their modules is called, and re-shard when the last has
-    ended. Every call of a module counts.
+    ended: a round. Every call of a module counts. Where some of them are not called, the round ends with the outermost module's
+    pass, or when it turns out that the shards were written since.
 
     [Note: calls within calls] A method that was registered may call the module itself, and forward such a method. All is there
     then, and stays until the outermost call has ended.
@@ -37,6 +38,9 @@ class UnitHooks:
         self._has_nested = False
         """Whether a call within a call has begun."""
         self._has_values = False
+        self._counts_writes = unit.platform.supports("version_counter", unit.places.device)
+        self._versions: tuple[int, ...] = ()
+        """Of the shards of a unit of several modules, when they were gathered for forward."""
 
     def install(self) -> None:
         """Register both forward hooks; ours runs before the user's, and after them."""
@@ -60,13 +64,16 @@ class UnitHooks:
             self._has_nested = True
             return args, kwargs
         # A module that has been called already in this round: the one before was left by an exception, or half of it ran.
-        is_first = not unit.entered or id(module) in unit.entered
+        is_first = not unit.entered or id(module) in unit.entered or self._is_over()
         if is_first:
             context.enter(unit)
             unit.entered = set()
         unit.entered.add(id(module))
         if is_first:
             context.gather_for_forward(unit)
+            self._versions = self._versions_of_shards()
+        else:
+            unit.show()
         if platform.is_grad_enabled():
             if unit.uses is None or unit.uses.pass_number != context.pass_number:
                 unit.uses = Uses(context.pass_number)
@@ -89,6 +96,8 @@ class UnitHooks:
         if is_last:
             unit.entered = set()
             context.leave(unit)
+        elif not any(self._is_running(other) for other in unit.modules if other is not module):
+            unit.hide()
         if not platform.is_grad_enabled():
             if is_last:
                 for each in (unit, *unit.parts):
@@ -108,6 +117,25 @@ class UnitHooks:
                 else:
                     unit.reshard()
         return output
+
+    def _is_over(self) -> bool:
+        """Whether what a round of several modules has gathered is gone, or may be older than the shards: some of them did not run,
+        and nobody outside has ended the round.
+        """
+        unit = self.unit
+        if len(unit.modules) == 1:
+            return False
+        if unit.state in (ShardState.SHARDED, ShardState.GATHERING):
+            return True
+        if not self._counts_writes:
+            assert unit.context is not None
+            return unit.context.root is unit
+        return self._versions != self._versions_of_shards()
+
+    def _versions_of_shards(self) -> tuple[int, ...]:
+        if len(self.unit.modules) == 1 or not self._counts_writes:
+            return ()
+        return tuple(self.platform.version(param.shard) for param in self.unit.params)
 
     def check_values(self) -> None:
         """RuntimeError with the names of all parameters and buffers in the unit that are on the meta device, once."""
