@@ -73,7 +73,7 @@ def test_values_and_training_are_those_of_the_unsharded_model(world: World, opti
     with init_empty_weights():
         reference = make(world)
     random.manual_seed(5)
-    init_parameters(reference)
+    init_parameters(reference, device=world.device)
     with init_empty_weights():
         model = make(world)
     if options.get("replicate"):
