@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from hp_fsdp import UnitMemory as UnitMemory
     from hp_fsdp import UnshardHandle as UnshardHandle
     from hp_fsdp import full_params as full_params
-    from hp_fsdp import fully_shard as fully_shard
     from hp_fsdp import get_model_state_dict as get_model_state_dict
     from hp_fsdp import get_optimizer_state_dict as get_optimizer_state_dict
     from hp_fsdp import hsdp_sync_stream as hsdp_sync_stream
@@ -86,6 +85,8 @@ if TYPE_CHECKING:
     from hp_platform import init_process_group as init_process_group
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
+    from hyper_parallel._compat import fully_shard as fully_shard
+
 
 _WHERE = {
     "DFunction": "hp_dtensor",
@@ -125,7 +126,7 @@ _WHERE = {
     "empty": "hp_dtensor",
     "full": "hp_dtensor",
     "full_params": "hp_fsdp",
-    "fully_shard": "hp_fsdp",
+    "fully_shard": "_compat",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
     "get_group_local_rank": "hp_platform",
