@@ -119,8 +119,9 @@ class ExtendedWhole:
         Communication: one all-gather over the shard group for each tensor that the extension gives.
         """
         platform, group = self.platform, self.places.shard_group
-        tensors, metadata = self._tensors()
-        self._make_outputs(tensors)
+        with platform.recordable():  # what is made here stays
+            tensors, metadata = self._tensors()
+            self._make_outputs(tensors)
         # See [Note: one whole tensor for ever]: the values are those that autograd has seen before.
         versions = ExitStack()
         versions.enter_context(platform.preserve_version([*self._received, *self._storages, *self.fulls]))
@@ -134,7 +135,8 @@ class ExtendedWhole:
                 if async_op:
                     for work in works:
                         work.wait()
-                self._make_whole(metadata)
+                with platform.recordable():
+                    self._make_whole(metadata)
 
         return follow
 

@@ -141,10 +141,11 @@ class Unit:
 
         RuntimeError for what does not fit.
         """
-        changed = [param.adopt() for param in self.params]
-        if any(changed):
-            self._arrange(self.params)
-        self.arrangement.refresh()
+        with self.platform.recordable():  # what is made here stays
+            changed = [param.adopt() for param in self.params]
+            if any(changed):
+                self._arrange(self.params)
+            self.arrangement.refresh()
 
     # --- gathering
     def launch_gather(self) -> None:

@@ -43,6 +43,17 @@ def test_nothing_is_recorded_inside_no_grad(platform, leaf):
     assert platform.requires_grad(x * 2)
 
 
+def test_what_is_made_inside_recordable_is_recorded_later(platform, leaf):
+    x = leaf([1.0, 2.0])
+    with platform.recordable():
+        assert not platform.is_grad_enabled()
+        kept = x * 3.0
+        assert not platform.requires_grad(kept)
+    assert platform.is_grad_enabled()
+    platform.backward([platform.sum(x * kept)])
+    assert platform.to_numpy(platform.get_grad(x)).tolist() == [3.0, 6.0]
+
+
 def test_recording_comes_back_after_an_error_inside_no_grad(platform):
     with pytest.raises(KeyError), platform.no_grad():
         raise KeyError

@@ -292,3 +292,16 @@ def test_names_are_those_of_before_compilation(platform: TorchPlatform) -> None:
         platform.unwrapped_name(name) for name, _ in torch.compile(model, backend="eager").named_parameters()
     ]
     assert found == ["0.weight", "0.bias"]
+
+
+def test_recordable_makes_tensors_for_training_inside_of_inference_mode(platform: TorchPlatform) -> None:
+    with torch.inference_mode():
+        assert (torch.ones(2) * 2).is_inference()
+        with platform.recordable():
+            kept = torch.ones(2) * 2
+            assert not kept.is_inference()
+            assert not torch.is_grad_enabled()
+        assert torch.is_inference_mode_enabled()
+    x = torch.ones(2, requires_grad=True)
+    (x * kept).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]

@@ -49,6 +49,10 @@ class MindSporeAutogradOps:
         """Nothing inside is recorded."""
         return no_grad()
 
+    def recordable(self) -> GradMode:
+        """Nothing inside is recorded; MindSpore knows no other such mode."""
+        return no_grad()
+
     def enable_grad(self) -> GradMode:
         """Recording on again."""
         return enable_grad()

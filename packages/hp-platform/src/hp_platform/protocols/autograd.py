@@ -25,6 +25,12 @@ class AutogradOps(Protocol):
         """Recording on again, inside of ``no_grad``."""
         ...
 
+    def recordable(self) -> AbstractContextManager[None]:
+        """:meth:`no_grad`, whose new tensors may be used later where something is recorded, also if the caller is in a mode in
+        which such tensors are not made (``torch.inference_mode``). For what is made once and kept.
+        """
+        ...
+
     def is_grad_enabled(self) -> bool:
         """Whether operations are being recorded now."""
         ...

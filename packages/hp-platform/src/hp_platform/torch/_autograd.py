@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ class TorchAutogradOps:
     is_grad_enabled = staticmethod(torch.is_grad_enabled)
     saved_tensors_hooks = torch.autograd.graph.saved_tensors_hooks
     detach = staticmethod(torch.Tensor.detach)
+
+    def recordable(self) -> AbstractContextManager[Any]:
+        """Outside of inference mode, without recording."""
+        return _outside_of_inference() if torch.is_inference_mode_enabled() else torch.no_grad()
 
     def requires_grad(self, x: torch.Tensor) -> bool:
         """Whether a gradient flows to ``x``."""
@@ -114,6 +118,12 @@ class TorchAutogradOps:
     def preserve_version(self, xs: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""
         return torch.autograd._unsafe_preserve_version_counter(tuple(xs))
+
+
+@contextmanager
+def _outside_of_inference() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _check_scalars(tensors: Sequence[torch.Tensor], function: str, argument: str) -> None:
