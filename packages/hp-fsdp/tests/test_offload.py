@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hp_dtensor import DTensor
+from hp_dtensor import DTensor, init_empty_weights, init_parameters, random
 from hp_fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -215,6 +215,56 @@ def test_replicated_parameters_are_offloaded_too(world: World) -> None:
             atol=1e-6,
         )
     assert devices(world, model, platform.get_grad) == {"cpu"}
+
+
+@pytest.mark.parametrize("how", ["init_parameters", "set_model_state_dict"])
+@distributed(world_size=2)
+def test_offloaded_models_are_initialised_from_the_meta_device_on_the_host(world: World, how: str) -> None:
+    platform, mesh = world.platform, make_mesh(world)
+
+    def build() -> Any:
+        maker = Maker(world)
+
+        class Drawn(platform.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = maker.parameter(5, 4)
+                self.scale = maker.parameter()
+
+            def reset_parameters(self) -> None:
+                random.normal_(self.weight, 0.0, 0.5)
+                random.uniform_(self.scale, 1.0, 2.0)
+
+            def forward(self, x: Any) -> Any:
+                return platform.linear(x, self.weight) * self.scale
+
+        with init_empty_weights():
+            return Drawn()
+
+    reference = build()
+    random.manual_seed(5)
+    init_parameters(reference, device=world.device)
+    model = fully_shard(build(), mesh, offload_policy=OFFLOAD)
+    random.manual_seed(5)
+    init_parameters(model)
+    if how == "set_model_state_dict":
+        values = {name: platform.detach(p) * 2 for name, p in platform.named_parameters(reference)}
+        set_model_state_dict(model, values)
+        for name, parameter in platform.named_parameters(reference):
+            platform.copy_(parameter, values[name])
+    assert devices(world, model) == {"cpu"}
+    x = platform.full((2, 4), 0.5, Maker(world).dtype, world.device)
+    for each in (reference, model):
+        platform.backward([loss_of(platform, each(x))])
+    assert devices(world, model, platform.get_grad) == {"cpu"}
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert_parity(full, numpy_of(platform, reference, platform.detach), exact=True)
+    assert_parity(
+        platform.get_grad(local(model.scale)),
+        platform.to_device(platform.get_grad(reference.scale), "cpu"),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @distributed(world_size=2)

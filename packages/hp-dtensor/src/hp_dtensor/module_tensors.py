@@ -15,6 +15,8 @@ from hp_dtensor.creation import distribute_tensor
 from hp_platform import get_platform
 
 Module = Any
+PIECE_DEVICE = "_hp_dtensor_piece_device"
+"""Attribute of a deferred DTensor: where its piece is to get memory, if not on the device of its mesh (offloaded shards)."""
 
 
 class Place(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.gradients import HOOK_KEEPER
+from hp_dtensor.module_tensors import PIECE_DEVICE
 from hp_fsdp.extension import EXTENSION, has_extension
 from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
@@ -134,6 +135,8 @@ class ManagedParameter:
         trains = self.trains
         setattr(before, SUCCESSOR, self)
         self.parameter = platform.parameter(self.origin.sharded(chunk, places, slot), requires_grad=trains)
+        if device != places.device:
+            setattr(self.parameter, PIECE_DEVICE, device)
         self.show_shard()
 
     def adopt(self) -> bool:

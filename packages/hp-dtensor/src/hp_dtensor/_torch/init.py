@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as registration
 
+from hp_dtensor.module_tensors import PIECE_DEVICE
 from hp_dtensor.rng.places import is_dtensor
 from hp_dtensor.rng.stream import global_draws
 from hp_platform import get_platform
@@ -72,7 +73,7 @@ def materialise(x: torch.Tensor, device: str) -> None:
     """Memory for the piece of this rank, under the same object; floating dtypes hold NaN until they are written."""
     local = local_of(x)
     if is_dtensor(x):
-        device = get_platform().device(x.device_mesh.device_type).current()
+        device = getattr(x, PIECE_DEVICE, None) or get_platform().device(x.device_mesh.device_type).current()
     made = torch.empty_like(local, device=device, requires_grad=False)
     if made.is_floating_point():
         get_platform().fill_(made, float("nan"))
