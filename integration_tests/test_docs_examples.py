@@ -1,6 +1,7 @@
 """The programs in the documentation's pages do what the pages say.
 
-A program is a Python block with a main guard. What it prints is the text of the comments behind its prints.
+A program is a Python block with a main guard. What it prints is the text of the comments behind its prints, and what it draws is
+the picture of that name among the pages.
 """
 
 from __future__ import annotations
@@ -40,3 +41,5 @@ def test_the_program_prints_what_its_page_says(name: str, tmp_path: Path) -> Non
     expected = PRINTED.findall(PROGRAMS[name])
     assert expected, "a program of a guide prints something, with the text in a comment behind the print"
     assert done.stdout.splitlines() == expected
+    for drawing in tmp_path.glob("*.svg"):
+        assert drawing.read_text() == (PAGES / drawing.name).read_text(), f"draw {drawing.name} anew"
