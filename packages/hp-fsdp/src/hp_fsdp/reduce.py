@@ -83,7 +83,10 @@ class Reduction:
 
             return follow
 
-        self._task = streams.run(streams.reduce, start)
+        has_more = self.target.host is not None or (
+            self.places.replicate_group is not None and self.wishes.all_reduce
+        )
+        self._task = streams.run(streams.reduce, start, streams.after_reduce if has_more else None)
 
     def finish(self) -> None:
         """Gradients of the shards are there for what the computation does next, and the buffers may be used again."""
@@ -151,7 +154,7 @@ class Reduction:
         return works if async_op else []
 
     def _settle(self, row: Tensor, absent: list[bool]) -> None:
-        """Behind the reduce-scatter, in its stream."""
+        """Behind the reduce-scatter."""
         platform, replicas, wishes = self.platform, self.places.replicate_group, self.wishes
         row = self.target.with_kept(self.lines, row)
         if replicas is not None and not wishes.all_reduce:

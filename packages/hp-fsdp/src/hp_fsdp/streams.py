@@ -26,19 +26,27 @@ class Streams:
         self.are_real = platform.supports("streams", device)
         self.gather: Any = self.device.new_stream(high_priority=True)
         self.reduce: Any = self.device.new_stream(high_priority=True)
+        self.after_reduce: Any = self.device.new_stream(high_priority=True)
+        """What takes long behind a reduction (replicas, copies to the host), so that the next reduction need not wait for it."""
 
-    def run(self, stream: Any, start: Callable[[], Callable[[], None]]) -> Task:
+    def run(self, stream: Any, start: Callable[[], Callable[[], None]], follow_on: Any = None) -> Task:
         """Call ``start`` on ``stream``, behind what the computation has been given so far.
 
-        It launches collectives and returns what has to follow them: on a stream that is queued at once, elsewhere it is
-        done by the one who waits.
+        It launches collectives and returns what has to follow them: on a stream that is queued at once, behind them on
+        ``stream`` or on ``follow_on``; elsewhere it is done by the one who waits.
         """
         if not self.are_real:
             return Task(self, start(), None)
         stream.wait_stream(self.device.current_stream())
         with self.device.use_stream(stream):
-            start()()
-            return Task(self, None, stream.record_event())
+            follow = start()
+            if follow_on is None:
+                follow()
+                return Task(self, None, stream.record_event())
+        follow_on.wait_stream(stream)
+        with self.device.use_stream(follow_on):
+            follow()
+            return Task(self, None, follow_on.record_event())
 
     @property
     def async_op(self) -> bool:
