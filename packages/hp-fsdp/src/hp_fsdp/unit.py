@@ -114,6 +114,8 @@ class Unit:
         """Whether the running backward has reached the unit since its last reduction."""
         self.owes_sync = False
         """Whether gradients of earlier backwards wait for one that synchronises."""
+        self.owing: set[ManagedParameter] = set()
+        """Parameters that trained in those, whether this rank has used them or not; they may be frozen by now."""
         self.owes_all_reduce = False
         """Whether such gradients have been reduced to shards, and wait for the reduction of replicas."""
 
@@ -294,6 +296,8 @@ class Unit:
             else:
                 for param in self.params:
                     param.keep_gradient()
+                    if param.trains:
+                        self.owing.add(param)
                 self.owes_sync = True
             self.has_news = False
             self._end_of_backward()
@@ -315,11 +319,13 @@ class Unit:
             self.hide()
 
     def reduce_gradients(self) -> None:
-        """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train now take no part."""
+        """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train, and owe nothing, take no part."""
         assert self.context is not None
+        taking_part = tuple(param.trains or param in self.owing for param in self.params)
         self.owes_sync = False
+        self.owing = set()
         self.owes_all_reduce = not (self.options.wishes.all_reduce or self.places.replicate_group is None)
-        for lines in self.arrangement.lines(tuple(param.trains for param in self.params)):
+        for lines in self.arrangement.lines(taking_part):
             with self._named("reduce"):
                 reduction = Reduction(
                     self.context.streams, self.places, lines, self.options.wishes, self.gradients
@@ -333,6 +339,7 @@ class Unit:
             clear_main_grad(param)
         self.gradients.forget()
         self.owes_sync = self.owes_all_reduce = False
+        self.owing = set()
 
     def _gradient_came(self) -> None:
         assert self.context is not None
