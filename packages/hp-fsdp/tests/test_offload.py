@@ -54,13 +54,12 @@ def test_so_it_does_under_other_options(world: World, options: dict[str, Any]) -
         check_three_steps(world, PROGRAMS[name], **{"offload_policy": OFFLOAD, **options})
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-@distributed(world_size=4)
-def test_so_it_does_on_a_mesh_that_replicates(world: World, replicas: int) -> None:
-    if world.size % replicas:
-        replicas = world.size
-    for name in ("mlp", "branches"):
-        check_three_steps(world, PROGRAMS[name], replicas=replicas, offload_policy=OFFLOAD)
+@pytest.mark.parametrize("policy", [None, OFFLOAD], ids=["on the device", "offloaded"])
+@distributed(world_size=4, min_world_size=4, backends=("torch", "cuda", "npu"))
+def test_so_it_does_on_meshes_that_replicate(world: World, policy: CPUOffloadPolicy | None) -> None:
+    """What follows a reduce-scatter has a stream of its own where there are streams."""
+    for replicas, name in ((2, "mlp"), (2, "branches"), (4, "scalars")):
+        check_three_steps(world, PROGRAMS[name], replicas=replicas, offload_policy=policy)
 
 
 @distributed(world_size=2)
