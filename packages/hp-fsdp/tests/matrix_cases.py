@@ -19,7 +19,9 @@ class Case:
     accumulate: str
     """``no``; two micro-batches of which the first does not reduce (``whole``), or does not reduce replicas (``shards``)."""
     precision: str
-    """``wide``, or ``low``: computed in a low precision, reduced in the widest."""
+    """``wide``; ``low``: computed in a low precision, reduced in the widest; ``main``: and gradients stay in that, in ``main_grad``."""
+    offload: bool
+    """Whether pieces and gradients stand on the host; nothing changes where that is the device."""
     cut: str
     """Which dim: ``first``, ``last`` (given as -1), or ``second`` (of those that have one)."""
     replicate: bool
@@ -48,7 +50,8 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "program": ("mlp", "transformer", "lora", "conv", "moe"),
     "mode": ("fsdp", "hsdp", "ddp", "unified", "unified hsdp", "compat"),
     "accumulate": ("no", "whole", "shards"),
-    "precision": ("wide", "low"),
+    "precision": ("wide", "low", "main"),
+    "offload": (False, True),
     "cut": ("first", "last", "second"),
     "replicate": (False, True),
     "reshard": (True, False, 2),

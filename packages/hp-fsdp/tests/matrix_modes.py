@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fsdp_models import Maker, local
+from fsdp_models import LEARNING_RATE, Maker, local
 from matrix_cases import Case
 from matrix_programs import PROGRAMS, MatrixProgram
 
 from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor
-from hp_fsdp import HSDPModule, MixedPrecisionPolicy, fully_shard
+from hp_fsdp import CPUOffloadPolicy, HSDPModule, MixedPrecisionPolicy, fully_shard
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World
 
@@ -175,8 +175,14 @@ class Sharded:
     def _fully_shard(self, low: str) -> None:
         case, platform, world = self.case, self.platform, self.world
         kwargs: dict[str, Any] = {}
-        if case.precision == "low":
-            kwargs["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=self.maker.widest)
+        if case.precision != "wide":
+            kwargs["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=low,
+                reduce_dtype=self.maker.widest,
+                apply_grad_on_fp32_main_grad=case.precision == "main",
+            )
+        if case.offload:
+            kwargs["offload_policy"] = CPUOffloadPolicy()
         if case.replicate:
             by_name = dict(platform.named_parameters(self.model))
             kwargs["replicate_params"] = [by_name[name] for name in self.program.replicated]
@@ -185,6 +191,7 @@ class Sharded:
         shares = platform.supports("write_into_view", world.device) and platform.supports(
             "alias", world.device
         )
+        shares = shares and not (case.offload and world.device_type != "cpu")
         zero_copy = None if case.zero_copy and not shares else case.zero_copy
         for name in (*self.program.units, ""):
             fully_shard(
@@ -267,6 +274,29 @@ class Sharded:
             grid.shard_rank,
         )
 
-    def pieces(self, value: Any) -> dict[str, Any]:
-        """``value(local tensor)`` of every parameter."""
-        return {name: value(local(p)) for name, p in self.platform.named_parameters(self.model)}
+    def gradient_of(self, parameter: Any) -> Any:
+        """Of a parameter, as an optimizer finds it: a DTensor, or None."""
+        if self.case.precision == "main":
+            assert parameter.grad is None
+            return getattr(parameter, "main_grad", None)
+        return parameter.grad
+
+    def gradients(self) -> dict[str, Any]:
+        """This rank's pieces of them."""
+        found = {}
+        for name, parameter in self.platform.named_parameters(self.model):
+            gradient = self.gradient_of(parameter)
+            found[name] = None if gradient is None else local(gradient)
+        return found
+
+    def step(self) -> None:
+        """Stochastic gradient descent on the pieces; gradients are dropped."""
+        platform = self.platform
+        for _, parameter in platform.named_parameters(self.model):
+            gradient = self.gradient_of(parameter)
+            if gradient is not None:
+                platform.add_(local(parameter), local(gradient), alpha=-LEARNING_RATE)
+                if self.case.precision == "main":
+                    parameter.main_grad = None
+                else:
+                    platform.set_grad(local(parameter), None)

@@ -17,7 +17,7 @@ class Reference:
     def __init__(self, world: World, sharded: Sharded, low: str) -> None:
         self.platform, self.sharded = world.platform, sharded
         self.maker = Maker(world)
-        dtype = low if sharded.case.precision == "low" else self.maker.widest
+        dtype = self.maker.widest if sharded.case.precision == "wide" else low
         self.dtype = self.platform.dtype(dtype)
         wide = sharded.program.build(Maker(world))
         self.values = {n: self._numpy(p) for n, p in self.platform.named_parameters(wide)}

@@ -89,8 +89,9 @@ def _add_pass(found: Traffic, sharded: Sharded, part: int, *, is_last: bool) -> 
     finds_whole = case.keep and part > 0 and platform.supports("version_counter", sharded.world.device)
     for name in ("", *sharded.program.units):
         unit = UnitByHand(sharded, name)
-        if grid.num_shards > 1 and unit.slots:
-            gathers = len(unit.slots) if case.fusion is False else 1
+        if grid.num_shards > 1 and any(unit.slots.values()):
+            # What is empty, on tensor-parallel ranks that have nothing of it, does not travel.
+            gathers = sum(numel > 0 for numel in unit.slots.values()) if case.fusion is False else 1
             nbytes = grid.num_shards * sum(unit.slots.values()) * compute
             freed = not unit.is_root and sharded.reshard is not False
             if not (finds_whole and unit.needs_backward):
@@ -105,7 +106,7 @@ def _add_pass(found: Traffic, sharded: Sharded, part: int, *, is_last: bool) -> 
         line = sum(unit.reduced) + unit.tail
         beside = sum(numel for n, numel in unit.uncut.items() if sharded.trains[n])
         if grid.num_shards > 1:
-            reductions = len(unit.reduced) + 1 if case.fusion is False else 1
+            reductions = sum(numel > 0 for numel in unit.reduced) + 1 if case.fusion is False else 1
             found.add("reduce_scatter", reductions, grid.num_shards * line * wide)
             found.add("all_reduce", int(beside > 0), beside * wide)
         if grid.num_replicas > 1 and (case.accumulate != "shards" or is_last):
