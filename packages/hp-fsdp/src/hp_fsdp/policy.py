@@ -103,6 +103,8 @@ class CPUOffloadPolicy(OffloadPolicy):
     the device.
 
     ``fully_shard`` cuts parameters where they are, so the model may be on the cpu before: then give a mesh of the device.
+    Norms of gradients and whole values of pieces are communicated from the cpu: a world that torch's ``init_process_group`` has
+    made needs a backend for both, such as ``"cpu:gloo,cuda:nccl"``; the one that is made by itself has it.
     Moving parameters off the cpu afterwards is a RuntimeError with their names at the next forward. Without effect on a cpu mesh.
     """
 

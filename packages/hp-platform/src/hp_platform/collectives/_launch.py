@@ -114,7 +114,9 @@ def launch(
 
 def _told(error: Exception, group: ProcessGroup, describe: Callable[[], str]) -> Exception:
     if not get_platform().is_timeout(error):
-        return RuntimeError(f"{describe()} failed on rank {group.global_rank}: {error}")
+        return RuntimeError(
+            f"{describe()} failed on rank {group.global_rank}, whose backend is {group.backend}: {error}"
+        )
     return CollectiveTimeoutError(
         f"{describe()} was not joined by every rank within {group.timeout.total_seconds():g} s, or a rank is gone.\n"
         f"{diagnosis.who_is_missing(group)}"
