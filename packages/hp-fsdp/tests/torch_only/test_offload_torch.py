@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hp_fsdp import CPUOffloadPolicy
+from hp_fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from hp_fsdp.unit import units_in
 from hp_platform.testing import World, assert_parity, distributed
 
@@ -99,3 +99,59 @@ def test_moving_the_model_after_sharding_is_refused_with_the_names(world: World)
         return
     with pytest.raises(RuntimeError, match="cpu"):
         loss_of(model.to(world.device), batch(world, 0)[1])
+
+
+@distributed(world_size=1, backends="cuda")
+def test_copies_from_and_to_pinned_memory_run_beside_the_computation(world: World) -> None:
+    """A block computes longer than its 134 MB of float32 pieces travel, so most of the copies can be hidden."""
+    width, num_rows = 2048, 32768
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(width, 4 * width, device=world.device)
+            self.outer = torch.nn.Linear(4 * width, width, device=world.device)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.outer(torch.nn.functional.silu(self.inner(x)))
+
+    model = torch.nn.Sequential(*[Wide() for _ in range(6)])
+    low = MixedPrecisionPolicy(param_dtype="bfloat16", reduce_dtype="float32")
+    for block in model:
+        fully_shard(block, make_mesh(world), mp_policy=low, offload_policy=CPUOffloadPolicy())
+    fully_shard(model, make_mesh(world), mp_policy=low, offload_policy=CPUOffloadPolicy())
+    x = torch.ones(num_rows, width, device=world.device)
+
+    def step() -> None:
+        model(x).float().square().mean().backward()
+        model.zero_grad()
+
+    for _ in range(3):
+        step()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        step()
+        torch.cuda.synchronize()
+    on_device = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    ranges = [(e.name, e.time_range.start, e.time_range.end) for e in on_device]
+    kernels = [
+        (start, end) for name, start, end in ranges if not name.startswith(("Memcpy", "Memset", "hp_fsdp"))
+    ]
+    for kind in ("Memcpy HtoD", "Memcpy DtoH"):
+        large = [(n, a, b) for n, a, b in ranges if n.startswith(kind) and b - a > 500]
+        assert len(large) >= 5, (kind, ranges)
+        assert all("Pinned" in name for name, _, _ in large), large
+        total = sum(end - start for _, start, end in large)
+        hidden = sum(covered(start, end, kernels) for _, start, end in large)
+        assert hidden > 0.6 * total, f"{kind}: {hidden:.0f} of {total:.0f} us beside kernels"
+
+
+def covered(start: float, end: float, others: list[tuple[float, float]]) -> float:
+    """How much of a range the others cover together."""
+    found, reached = 0.0, start
+    for a, b in sorted(others):
+        a, b = max(a, reached), min(b, end)
+        if b > a:
+            found = found + b - a
+            reached = b
+    return found
