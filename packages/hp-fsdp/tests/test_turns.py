@@ -310,12 +310,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("told", ["as it is", "keeps after backward", "not the last backward", "root freed"])
+TOLD = ["as it is", "keeps after backward", "not the last backward", "root freed"]
+
+
+@pytest.mark.parametrize("told", TOLD)
 @pytest.mark.parametrize("options", list(OPTIONS))
-@distributed(world_size=(2, 4))
+@distributed(world_size=(2, 4), backends="torch")
 def test_a_random_walk_of_training_evaluation_and_dropped_losses_equals_one_process(
     world: World, options: str, told: str
 ) -> None:
+    check_walk(world, options, told)
+
+
+@pytest.mark.parametrize(("options", "told"), list(zip(OPTIONS, TOLD, strict=False)))
+@distributed(world_size=2, backends=("cuda", "npu", "mindspore"))
+def test_so_does_a_random_walk_elsewhere(world: World, options: str, told: str) -> None:
+    check_walk(world, options, told)
+
+
+def check_walk(world: World, options: str, told: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if options == "parts":
             patch.setattr(parts, "MIN_NBYTES", 1)
