@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hp_fsdp import MemoryPlan, UnitMemory, fully_shard, memory_plan, show_memory
+from hp_fsdp import MemoryPlan, UnitMemory, fully_shard, memory_plan, parts, show_memory
 from hp_fsdp.memory_steps import LAYERS, moments_of
 from hp_fsdp.unit import ShardState, unit_of
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_models import Maker, loss_of, make_mesh
+from fsdp_models import PROGRAMS, Maker, loss_of, make_mesh
 
 MEBI = 2**20
 
@@ -68,7 +68,7 @@ def test_a_step_as_text_has_a_row_for_every_unit_in_both_directions_and_one_for_
 @pytest.mark.parametrize("num_ahead", [0, 1, 3])
 def test_no_moment_has_more_than_the_plan_and_one_has_as_much(num_ahead: int) -> None:
     blocks = [unit("a"), unit("b", stays_whole=True, kept_whole=1), unit("c", is_offloaded=True), unit("d")]
-    for units in (PLAN.units, (PLAN.units[0], *blocks)):
+    for units in (PLAN.units, (PLAN.units[0], *blocks), tuple(blocks), PLAN.units[:1], tuple(blocks[:1])):
         plan = MemoryPlan(units, num_ahead)
         moments = moments_of(plan, activations=0, optimizer_state=0)
         whole = [sum(m.nbytes[layer] for layer in ("root", "running", "ahead")) for m in moments]
@@ -78,6 +78,7 @@ def test_no_moment_has_more_than_the_plan_and_one_has_as_much(num_ahead: int) ->
             max(m.nbytes["gradients"] for m in moments) == moments[-1].nbytes["gradients"] == plan.gradients
         )
         assert {m.nbytes["shards"] for m in moments} == {plan.shards}
+        assert max(m.total for m in moments) <= plan.peak
 
 
 @distributed(world_size=2)
@@ -131,6 +132,28 @@ def test_what_is_gathered_while_a_unit_runs_is_what_the_picture_says(world: Worl
     moments = [m for m in moments_of(plan, activations=0, optimizer_state=0) if m.unit]
     assert order == [(m.phase, m.unit) for m in moments]
     assert gathered == [sum(m.nbytes[layer] for layer in ("root", "running", "ahead")) for m in moments]
+
+
+@distributed(world_size=2)
+def test_large_layers_of_the_root_stay_whole_with_it_in_plans_before_and_after_the_first_step(
+    world: World,
+) -> None:
+    program = PROGRAMS["mlp"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "MIN_NBYTES", 64)
+        # A part needs a root that keeps something.
+        maker = Maker(world)
+        model = program.build(maker)
+        model.scale = maker.parameter(1)
+        program.shard(model, make_mesh(world))
+        before = memory_plan(model)
+        loss = loss_of(world.platform, model(program.inputs(maker, world.rank, 0)) * 1.0)
+        world.platform.backward([loss])
+    after = memory_plan(model)
+    has_parts = world.platform.supports("stand_ins", world.device)
+    assert [each.name for each in after.units if each.stays_whole] == (["", "head"] if has_parts else [""])
+    assert (before.shards, before.gathered) == (after.shards, after.gathered)
+    assert max(m.total for m in moments_of(after, activations=0, optimizer_state=0)) <= after.peak
 
 
 @pytest.mark.once

@@ -38,7 +38,7 @@ class UnitMemory:
     reduction: int
     """What is sent and received by its reduction, as far as it is not what becomes gradients, while that is under way."""
     stays_whole: bool
-    """Whether it is gathered from forward to backward, as the root is."""
+    """Whether it is gathered from forward to backward, as the root and its parts are."""
     is_offloaded: bool
     """Whether shards and gradients lie on the host."""
 
@@ -83,8 +83,13 @@ class MemoryPlan:
     def peak(self) -> int:
         """Highest sum on the device in a step, beside the optimizer's state and activations: what is always there, all gradients,
         :attr:`gathered`, :attr:`reductions`, and either a unit's gradients before they are reduced or what a gather needs beside.
+        The root's whole gradients (a head's, say) wait beside those of the others until backward ends.
         """
         passing = max((max(unit.whole_gradients, unit.staging) for unit in self.units), default=0)
+        root, *others = self.units
+        if root.name == "":
+            beside = max((max(unit.whole_gradients, unit.staging) for unit in others), default=0)
+            passing = max(root.staging, root.whole_gradients + beside)
         return self.shards + self.gradients + self.gathered + self.reductions + passing
 
     def __str__(self) -> str:
@@ -138,7 +143,10 @@ def memory_plan(model: Any) -> MemoryPlan:
         for each in units_in(platform, module)
         if each is not unit
     }
-    found = [_unit_memory(platform, unit, names[id(unit)], is_root=id(unit) not in inner) for unit in units]
+    found = []
+    for unit in units:
+        is_root = id(unit) not in inner or unit.part_of is not None  # parts are freed when the root is
+        found.append(_unit_memory(platform, unit, names[id(unit)], is_root=is_root))
     return MemoryPlan(tuple(found), ahead)
 
 

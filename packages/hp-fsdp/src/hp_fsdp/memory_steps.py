@@ -21,6 +21,21 @@ LAYERS: Mapping[str, str] = {
 """What memory is used for, in the order in which it is stacked, and how a picture calls it."""
 
 
+NO_ROOT = UnitMemory(
+    name="",
+    shards=0,
+    gradients=0,
+    whole=0,
+    kept_whole=0,
+    staging=0,
+    whole_gradients=0,
+    reduction=0,
+    stays_whole=True,
+    is_offloaded=False,
+)
+"""Of a model that is no unit itself."""
+
+
 @dataclass(frozen=True)
 class Moment:
     """While one unit runs in one direction; or the optimizer."""
@@ -46,8 +61,8 @@ def moments_of(
     Units other than the root run in the order of the plan, and backwards. What the root computes before and after them is a
     moment of its own in both directions. ``activations``: bytes of every unit but the root, or name -> bytes.
     """
-    root, *others = plan.units
-    kept = {unit.name: _activations(unit, activations) for unit in plan.units}
+    root, *others = plan.units if plan.units[0].name == "" else (NO_ROOT, *plan.units)
+    kept = {unit.name: _activations(unit, activations) for unit in (root, *others)}
     always = {
         "shards": plan.shards,
         "optimizer": optimizer_state,
