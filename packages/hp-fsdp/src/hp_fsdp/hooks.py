@@ -9,7 +9,7 @@ from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
 from hp_fsdp.runtime import context_of, reshards_after_forward
-from hp_fsdp.unit import ShardState, Unit, Uses
+from hp_fsdp.unit import ShardState, Unit, Uses, units_in
 from hp_platform.platform import Platform
 
 
@@ -18,8 +18,14 @@ class UnitHooks:
     identity node around the inputs, whose backward runs when all gradients of the inputs are known. A unit whose inputs
     take no part in backward (the first one, which reads tokens) is settled when the backward ends.
 
-    [Note: recompute] A forward that runs inside of a backward re-makes activations (checkpointing). It finds the unit
-    gathered by the hook on the outputs, and must neither re-shard it nor count as a call.
+    [Note: outputs of skipped units] What a rank's call has not computed (zeros in place of a layer that this rank leaves out)
+    asks for no gradient, and that rank would launch none of what the others launch in backward. So where a unit could be asked
+    and no output asks, its floating outputs take part in the graph: no gradient leaves them, but that one came is noticed.
+
+    [Note: recompute] A forward that runs inside of a backward re-makes activations (checkpointing). It must neither re-shard
+    the unit nor count as a call of the pass. Where the forward of before was recorded, the hook on its outputs has gathered
+    the unit, and what is recorded now is not walked. Where it was not (reentrant checkpoints), a backward within the backward
+    walks what is recorded now; it is noticed, so that the unit is settled when all of its calls have been left.
 
     [Note: units of several modules] They gather when the first of their modules is called, and re-shard when the last has
     ended: a round. Every call of a module counts. Where some of them are not called, the round ends with the outermost module's
@@ -33,6 +39,9 @@ class UnitHooks:
         self.unit = unit
         self.platform = unit.platform
         self._identity = _identity_node(unit.platform, unit)
+        self._end = _end_node(unit.platform)
+        self._input: Any = None
+        """What the running call was given that asks for a gradient, behind the identity node; the first of them."""
         self._in_methods: list[Any] = []
         """Modules of which a registered method runs, innermost last."""
         self._has_nested = False
@@ -59,7 +68,8 @@ class UnitHooks:
             context.forget_dead_backward()
         if context.in_backward:  # [Note: recompute]
             unit.show()
-            return args, kwargs
+            uses = unit.unrecorded_uses(context.pass_number)
+            return (args, kwargs) if uses is None else self._notice_inputs((args, kwargs), uses)
         if id(module) in unit.entered and self._is_running(module):
             self._has_nested = True
             return args, kwargs
@@ -76,9 +86,13 @@ class UnitHooks:
             unit.show()
         if platform.is_grad_enabled():
             if unit.uses is None or unit.uses.pass_number != context.pass_number:
-                unit.uses = Uses(context.pass_number)
+                unit.uses = Uses(context.pass_number, versions=unit.shard_versions())
             unit.uses.num_calls = unit.uses.num_calls + 1
             args, kwargs = self._notice_inputs((args, kwargs), unit.uses)
+        else:
+            if unit.unrecorded is None or unit.unrecorded.pass_number != context.pass_number:
+                unit.unrecorded = Uses(context.pass_number)
+            unit.unrecorded.num_calls = unit.unrecorded.num_calls + 1
         return args, kwargs
 
     def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -88,6 +102,9 @@ class UnitHooks:
         if unit.options.precision.output_dtype is not None:
             output = self._cast(output, unit.options.precision.output_dtype)
         if context.in_backward:  # [Note: recompute]
+            uses = unit.unrecorded_uses(context.pass_number)
+            if uses is not None:
+                self._notice_outputs(output, uses)
             return output
         if self._has_nested and self._is_running(module):
             return output
@@ -103,15 +120,22 @@ class UnitHooks:
                 for each in (unit, *unit.parts):
                     each.reshard()
             return output
-        noticed = unit.is_noticed = self._notice_outputs(output, unit.uses)
-        # Where no output can tell of backward (an object of an unknown class), what it needs must stay where it is.
-        unit.is_hidden = (unit.is_hidden and not is_last) or (
-            not noticed and any(param.trains for param in unit.params)
-        )
+        assert unit.uses is not None
+        unit.is_noticed = self._notice_outputs(output, unit.uses)
+        if not unit.is_noticed and self._may_be_asked(module, unit.uses):
+            output = self._attached(output)
+            unit.is_noticed = self._notice_outputs(output, unit.uses)
+            if not unit.is_noticed:
+                # No output can tell of backward (an object of an unknown class): what it needs must stay where it is.
+                unit.hidden_in_pass = context.pass_number
+        self._input = None
         if is_last:
             unit.hide()
-            is_hidden = unit.is_hidden or unit.used_outside_in_pass == context.pass_number
-            if reshards_after_forward(unit) and not is_hidden:
+            needs_whole = context.pass_number in (unit.hidden_in_pass, unit.used_outside_in_pass)
+            if not unit.is_noticed and not needs_whole:  # no backward will come
+                for each in (unit, *unit.parts):
+                    each.reshard()
+            elif reshards_after_forward(unit) and not needs_whole:
                 if unit.small_world is not None:
                     unit.reshard_to_small_world()
                 else:
@@ -165,6 +189,23 @@ class UnitHooks:
             self._in_methods.pop()
         return self.after_forward(module, args, kwargs, output)
 
+    def _may_be_asked(self, module: Any, uses: Uses) -> bool:
+        """Whether a backward may come to a call of the module although its output shows no tensor that asks for a gradient."""
+        units = (self.unit, *self.unit.parts, *units_in(self.platform, module))
+        return uses.takes_gradients or any(param.trains for each in units for param in each.params)
+
+    def _attached(self, output: Any) -> Any:
+        """See [Note: outputs of skipped units]."""
+        platform, before = self.platform, self._input
+        if before is None:
+            before = platform.set_requires_grad_(platform.zeros((), device=self.unit.places.device), True)
+
+        def attach(x: Any) -> Any:
+            can = platform.is_floating(x.dtype) and not isinstance(x, DTensor)
+            return self._end.apply(before, x) if can else x
+
+        return map_tensors(platform.is_tensor, attach, output)
+
     def _is_running(self, module: Any) -> bool:
         """See [Note: calls within calls]."""
         return any(module is each for each in self._in_methods) or is_in_forward(module)
@@ -181,23 +222,24 @@ class UnitHooks:
         platform = self.platform
         inputs = [x for x in tensors_in(platform.is_tensor, value) if platform.requires_grad(x)]
         if not inputs:
+            self._input = None
             return value
+        uses.takes_gradients = True
         # The graph is that of local tensors.
-        outputs = iter(
-            self._identity.apply(uses, *(x.to_local() if isinstance(x, DTensor) else x for x in inputs))
-        )
+        outputs = self._identity.apply(uses, *(x.to_local() if isinstance(x, DTensor) else x for x in inputs))
+        self._input = outputs[0]
+        rest = iter(outputs)
 
         def pass_on(x: Any) -> Any:
             if not platform.requires_grad(x):
                 return x
             if not isinstance(x, DTensor):
-                return next(outputs)
-            return DTensor.from_local(next(outputs), x.device_mesh, x.placements, shape=tuple(x.shape))
+                return next(rest)
+            return DTensor.from_local(next(rest), x.device_mesh, x.placements, shape=tuple(x.shape))
 
         return map_tensors(platform.is_tensor, pass_on, value)
 
-    def _notice_outputs(self, output: Any, uses: Uses | None) -> bool:
-        assert uses is not None
+    def _notice_outputs(self, output: Any, uses: Uses) -> bool:
         platform, unit, noticed = self.platform, self.unit, False
 
         def gradient_comes(_: Any) -> None:
@@ -215,6 +257,8 @@ def _identity_node(platform: Platform, unit: Unit) -> Any:
 
     def forward(ctx: Any, uses: Uses, *inputs: Any) -> tuple:
         ctx.uses = uses
+        # What the module does not use gets no gradient, and not zeros: what is before it may be used by nobody.
+        ctx.set_materialize_grads(False)
         return inputs
 
     def backward(ctx: Any, *gradients: Any) -> tuple:
@@ -223,3 +267,17 @@ def _identity_node(platform: Platform, unit: Unit) -> Any:
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("InputsOfUnit", (platform.Function,), parts)
+
+
+def _end_node(platform: Platform) -> Any:
+    """The Function that puts an output behind an input in the graph, without a gradient for it."""
+
+    def forward(ctx: Any, before: Any, x: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return platform.detach(x)
+
+    def backward(ctx: Any, gradient: Any) -> tuple:
+        return None, None
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("OutputOfUnit", (platform.Function,), parts)

@@ -73,6 +73,8 @@ class ManagedParameter:
         self.own_numel = math.prod(self.shape)
         self.unsynced: Tensor | None = None
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
+        self._wide: Tensor | None = None
+        """Gradient of the running backward that came in the dtype of the reduction; see [Note: wide weight gradients]."""
         self.compute_dtype: DType = parameter.dtype
         self.wire_dtype: DType = parameter.dtype
         self.has_wide_gradient = False
@@ -244,27 +246,34 @@ class ManagedParameter:
         """
         platform = self.platform
         found, total = platform.get_grad(self.full), self.unsynced
+        if self._wide is not None:
+            total = self._wide if total is None else total + self._wide
         if found is not None:
             platform.set_grad(self.full, None)
             found = platform.detach(found)
             if total is not None:
                 found = total + platform.cast(found, self.wire_dtype)
             total = found
-        self.unsynced = None
+        self.unsynced = self._wide = None
         return total
 
     def _add_wide(self, gradient: Tensor) -> None:
         """A gradient in the dtype of the reduction, beside those that autograd adds up."""
         with self.platform.no_grad():
-            self.unsynced = gradient if self.unsynced is None else self.platform.add_(self.unsynced, gradient)
+            self._wide = gradient if self._wide is None else self.platform.add_(self._wide, gradient)
 
     def keep_gradient(self) -> None:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
         found = self.take_gradient()
         self.unsynced = None if found is None else self.platform.cast(found, self.wire_dtype)
 
+    def forget_backward(self) -> None:
+        """Drop what the running backward has given; what waits from others stays."""
+        self._wide = None
+        if self.full is not None:
+            self.platform.set_grad(self.full, None)
+
     def forget_gradients(self) -> None:
         """Of the whole parameter."""
         self.unsynced = None
-        if self.full is not None:
-            self.platform.set_grad(self.full, None)
+        self.forget_backward()

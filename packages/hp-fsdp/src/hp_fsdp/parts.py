@@ -45,7 +45,8 @@ def split_root(root: Unit) -> None:
 def _make_part(root: Unit, module: Any, params: list[ManagedParameter]) -> None:
     # Inputs and outputs are cast where the root begins and ends.
     precision = replace(root.options.precision, cast_inputs=False, output_dtype=None)
-    part = Unit(root.platform, [module], root.places, replace(root.options, precision=precision))
+    options = replace(root.options, precision=precision, forward_prefetch=None, backward_prefetch=None)
+    part = Unit(root.platform, [module], root.places, options)
     part.part_of = root
     for param in params:
         root.release(param)

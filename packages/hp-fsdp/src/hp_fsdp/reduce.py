@@ -57,6 +57,7 @@ class Reduction:
         self._kept: Any = None
         self._undecided: Callable[[], None] | None = None
         self._landing: Landing | None = None
+        self._is_dropped = False
 
     def launch(self) -> None:
         """Take the gradients and send them.
@@ -79,6 +80,8 @@ class Reduction:
             def follow() -> None:
                 for work in works:
                     work.wait()
+                if self._is_dropped:
+                    return
                 self._settle(self._joined(targets) if row is None else row, absent)
 
             return follow
@@ -96,6 +99,11 @@ class Reduction:
         if self._undecided is not None:
             undecided, self._undecided = self._undecided, None
             undecided()
+
+    def drop(self) -> None:
+        """What is not among the gradients of the shards yet is not wanted any more; :meth:`finish` only waits."""
+        self._is_dropped = True
+        self._undecided = self._landing = None
 
     def deliver(self) -> None:
         """Of offloaded shards: their gradients are there. The host waits for the copy."""
@@ -157,6 +165,7 @@ class Reduction:
         """Behind the reduce-scatter."""
         platform, replicas, wishes = self.platform, self.places.replicate_group, self.wishes
         row = self.target.with_kept(self.lines, row)
+        self._kept = (self._kept, row)  # also the sum that was kept before, which nobody else holds now
         if replicas is not None and not wishes.all_reduce:
             self.target.keep(self.lines, row)
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable
 
 from hp_fsdp.order import Order
 from hp_fsdp.parts import split_root
@@ -34,6 +36,8 @@ class RootContext:
         self.pass_number = 0
         self.in_backward = False
         self.is_last_backward = True
+        self._end: Callable[[], _EndOfBackward | None] | None = None
+        """Of the last backward: what is called at its end, while there is one."""
         self._active: list[Unit] = []
         self._forward = Order[Unit]()
         self._backward = Order[Unit]()
@@ -43,6 +47,8 @@ class RootContext:
         """Gathered for somebody who has not come yet."""
         self._looked: dict[Unit, int] = {}
         self._reductions: deque[Reduction] = deque()
+        self._of_backward: list[Reduction] = []
+        """Begun by the running backward."""
         self._landing: list[Reduction] = []
         """Whose gradients are on their way to the host, or there."""
         self.reading: Task | None = None
@@ -137,9 +143,17 @@ class RootContext:
     # --- backward
     def begin_backward(self) -> None:
         """A backward has reached one of the units; its end will be noticed."""
+        if self._is_dead():
+            self._bury()
         if not self.in_backward:
-            self.platform.queue_backward_callback(self._end_backward)
+            end = _EndOfBackward(self)
+            self.platform.queue_backward_callback(end)
+            self._end = weakref.ref(end)
             self.in_backward = True
+            self._of_backward = []
+            for unit in self.units:
+                if unit.hidden_in_pass is not None or unit.used_outside_in_pass is not None:
+                    unit.unshard()  # nobody may tell when it is needed
             expected = list(dict.fromkeys(unit for unit in reversed(self._left) if unit.is_noticed))
             self._backward.begin(expected)
 
@@ -159,6 +173,7 @@ class RootContext:
         while len(self._reductions) >= MAX_REDUCTIONS:
             self._finish_first()
         self._reductions.append(reduction)
+        self._of_backward.append(reduction)
         reduction.launch()
 
     def drain(self) -> None:
@@ -176,11 +191,13 @@ class RootContext:
         if reduction.target.host is not None:
             self._landing.append(reduction)
 
-    def _end_backward(self) -> None:
+    def end_backward(self) -> None:
+        """Settle and re-shard everything, and unless more backwards follow wait for the gradients of shards."""
         # The order is that of the module tree on all ranks, so that they launch the same collectives.
         self.in_backward = False
         for unit in reversed(self.units):
             unit.finish_backward()
+        self._of_backward = []
         self._reshard_ahead()
         if self.is_last_backward:
             with self.platform.no_grad():
@@ -190,16 +207,36 @@ class RootContext:
         """After a backward that ended with an exception, which calls nobody back, start anew."""
         if not self.in_backward:
             return
+        if self._is_dead():
+            self._bury()
+            return
         try:
             self.platform.queue_backward_callback(_nothing)
         except RuntimeError:  # we are outside of a backward: the one that has begun is dead
-            self.in_backward = False
-            with self.platform.no_grad():
-                self.drain()
-            for unit in self.units:
-                unit.open_uses = []
-                unit.has_news = False
-                unit.reshard()
+            self._bury()
+
+    def _is_dead(self) -> bool:
+        """Whether the framework has dropped the backward that is said to run, and with it what was to be called at its end."""
+        return self.in_backward and self._end is not None and self._end() is None
+
+    def _bury(self) -> None:
+        self.in_backward = False
+        for reduction in self._of_backward:  # the user may have cleared gradients since
+            reduction.drop()
+        with self.platform.no_grad():
+            self.drain()
+        for unit in self.units:
+            unit.forget_backward()
+
+
+class _EndOfBackward:
+    """Called when a backward is over. Only the backward holds it, so its end is known also where nothing is called."""
+
+    def __init__(self, context: RootContext) -> None:
+        self._context = context
+
+    def __call__(self) -> None:
+        self._context.end_backward()
 
 
 def _nothing() -> None:

@@ -57,12 +57,12 @@ class SmallWorld:
     def launch(self, async_op: bool) -> Callable[[], None]:
         """Begin to fill the whole parameters, which have memory again; what has to follow.
 
+        The pieces are of the computation's stream: :meth:`clear` when that has waited for this, and not before.
         Communication: per storage (compute dtype) one all-gather over ``n`` ranks.
         """
         platform, group = self.platform, self.group
         given = [collectives.all_gather(piece, group, async_op=async_op) for piece in self._pieces]
         storages, fulls = self._storages, self._fulls
-        self._pieces = []
 
         def follow() -> None:
             with platform.preserve_version(fulls):

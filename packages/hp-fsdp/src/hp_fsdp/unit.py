@@ -45,6 +45,10 @@ class Uses:
     num_calls: int = 0
     num_done: int = 0
     """How many of them a backward has left through their inputs."""
+    versions: tuple[int, ...] | None = None
+    """Of the shards, when the first of them was gathered for."""
+    takes_gradients: bool = False
+    """Whether an argument of one of them asks for a gradient."""
 
 
 @dataclass
@@ -101,13 +105,15 @@ class Unit:
         """Of the shards, when they were gathered."""
         self.entered: set[int] = set()
         """Identities of the modules that have been called in the running forward, until the last has ended."""
-        self.is_hidden = False
-        """Whether a part of the last forward can tell nobody of its backward."""
+        self.hidden_in_pass: int | None = None
+        """The last pass of which no output tells of its backward, though there may be one."""
         self.is_noticed = False
         """Whether an output of the last forward tells of backward."""
         self.used_outside_in_pass: int | None = None
-        """The pass in which whole parameters were used outside of the module's forward."""
+        """The last pass in which whole parameters were used outside of the module's forward."""
         self.uses: Uses | None = None
+        self.unrecorded: Uses | None = None
+        """The calls of the last pass in which some were not recorded; see [Note: recompute] in :mod:`hp_fsdp.hooks`."""
         self.open_uses: list[Uses] = []
         """Passes that the running backward has entered and not left."""
         self.has_news = False
@@ -181,6 +187,8 @@ class Unit:
             with self.platform.no_grad():
                 self._gathering.wait()
             self._gathering = None
+            if self.small_world is not None:
+                self.small_world.clear()
             if not self.context.runs:  # [Note: when the host may write]
                 self.context.wait_until_read()
             self.versions = self._versions()
@@ -229,14 +237,13 @@ class Unit:
 
     def reshard(self) -> None:
         """Free the whole parameters. No communication."""
+        if self.state is not ShardState.SHARDED:
+            self.unshard()  # memory that is being filled cannot be freed
+            self.hide()
+            self.arrangement.free()
+            self.state = ShardState.SHARDED
         if self.small_world is not None:
             self.small_world.clear()
-        if self.state is ShardState.SHARDED:
-            return
-        self.unshard()  # memory that is being filled cannot be freed
-        self.hide()
-        self.arrangement.free()
-        self.state = ShardState.SHARDED
 
     def reshard_to_small_world(self) -> None:
         """Keep of the whole parameters what :class:`SmallWorld` keeps, and free them. No communication."""
@@ -260,19 +267,36 @@ class Unit:
         return not (keeps and counts and self.versions == self._versions())
 
     def _versions(self) -> tuple[int, ...]:
-        if self.options.reshard_after_backward:
-            return ()
+        return () if self.options.reshard_after_backward else self.shard_versions()
+
+    def shard_versions(self) -> tuple[int, ...]:
+        """How often each shard was written, where the framework counts; else zeros."""
         return tuple(self.platform.version(param.shard) for param in self.params)
 
     # --- backward
+    def unrecorded_uses(self, pass_number: int) -> Uses | None:
+        """What a call within backward belongs to, if its gradients come by what it records now."""
+        found = self.unrecorded
+        is_asked = found is not None and found.pass_number == pass_number and self.platform.is_grad_enabled()
+        return found if is_asked else None
+
     def before_backward(self, uses: Uses) -> None:
         """Gradients have reached an output of a call."""
         assert self.context is not None
         self.context.begin_backward()
         self.has_news = True
         if uses not in self.open_uses:
+            self._check_versions(uses)
             self.open_uses.append(uses)
         self.context.gather_for_backward(self)  # also for what recomputes a part of the unit's forward
+
+    def _check_versions(self, uses: Uses) -> None:
+        """As the framework does for what it has saved itself: whole parameters are filled anew, and it cannot see that."""
+        if uses.versions is not None and uses.versions != self.shard_versions():
+            raise RuntimeError(
+                f"parameters of {self.label} were written between a forward and its backward, which would compute with the new "
+                "values: step optimizers and load values after backward, or call forward again"
+            )
 
     def after_backward(self, uses: Uses) -> None:
         """Gradients have left through the inputs of a call: everything that this call adds is there.
@@ -285,7 +309,9 @@ class Unit:
             return
         uses.num_done = 0  # for another backward through the same graph
         self.open_uses = [other for other in self.open_uses if other is not uses]
-        if not self.open_uses:
+        outside = self.used_outside_in_pass
+        # A use outside of the module's calls is left nobody knows when: at the end at the latest.
+        if not self.open_uses and (outside is None or outside < uses.pass_number):
             self.settle()
 
     def settle(self) -> None:
@@ -331,6 +357,16 @@ class Unit:
                     self.context.streams, self.places, lines, self.options.wishes, self.gradients
                 )
                 self.context.launch(reduction)
+
+    def forget_backward(self) -> None:
+        """Of a backward that was left by an exception nothing counts that has not been reduced."""
+        for uses in self.open_uses:
+            uses.num_done = 0
+        self.open_uses = []
+        self.has_news = False
+        for param in self.params:
+            param.forget_backward()
+        self.reshard()
 
     def forget_gradients(self) -> None:
         """Of the whole parameters, and what waits for a reduction of replicas."""
