@@ -12,6 +12,7 @@ from fsdp_models import Maker, make_mesh
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_fsdp import (
+    CPUOffloadPolicy,
     MixedPrecisionPolicy,
     StateDictOptions,
     full_params,
@@ -61,6 +62,15 @@ def set_dtensor(world: World, model: Model, mesh: Any) -> None:
     """Let the head's weight be one."""
     weight = distribute_tensor(world.platform.detach(model.head.weight), mesh, [Replicate()])
     world.platform.set_parameter(model.head, "weight", world.platform.parameter(weight))
+
+
+def set_dtensors(world: World, model: Model) -> None:
+    """Let all parameters be such."""
+    mesh = make_mesh(world)
+    for _, module in world.platform.named_modules(model):
+        for name, parameter in list(world.platform.named_parameters(module, recurse=False)):
+            whole = distribute_tensor(world.platform.detach(parameter), mesh, [Replicate()])
+            world.platform.set_parameter(module, name, world.platform.parameter(whole))
 
 
 def set_low(world: World, model: Model) -> None:
@@ -142,6 +152,22 @@ CALLS: dict[str, Call] = {
         r"'head\.weight' of Model is a DTensor and 'blocks\.0\.inner\.weight' is not: give the mesh to shard over",
         before=lambda world, model: set_dtensor(world, model, make_mesh(world)),
     ),
+    **{
+        f"{name} for DTensors that stay": Call(
+            lambda world, model, kwargs=kwargs: fully_shard(model, **kwargs),
+            rf"'blocks\.0\.inner\.weight' of Model is a DTensor and stays as it is, .*so {said} does not reach it: give the mesh",
+            before=set_dtensors,
+        )
+        for name, said, kwargs in (
+            (
+                "precision",
+                r"mp_policy\.param_dtype",
+                {"mp_policy": MixedPrecisionPolicy(param_dtype="float16")},
+            ),
+            ("offloading", "offload_policy", {"offload_policy": CPUOffloadPolicy()}),
+            ("another dim", "shard_placement_fn", {"shard_placement_fn": lambda parameter: Shard(0)}),
+        )
+    },
     "a DTensor on a mesh without names": Call(
         shard,
         r"'head\.weight' of Model is a DTensor on .*cut both out of one mesh with named dims",

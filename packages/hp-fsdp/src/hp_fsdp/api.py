@@ -55,7 +55,7 @@ def fully_shard(
             over the world, on the first parameter's kind of device. A parameter that is a DTensor already, on other dims
             of the same mesh (tensor parallel), is sharded further, and is a DTensor of its own layout while it is whole. With
             mesh None DTensors stay as they are, and gradients are what their operations make of them; all parameters
-            must be DTensors then.
+            must be DTensors then, and what concerns their dtypes, places and cuts is refused.
         reshard_after_forward: free whole parameters between forward and backward (not those of the root). A number ``n`` that
             divides the ranks: keep ``1 / n`` of them, and gather among ``n`` neighbours for backward.
         shard_placement_fn: ``fn(parameter)`` gives ``Shard(dim)``, or None for dim 0. Other dims than the first cost one copy
@@ -114,6 +114,15 @@ def fully_shard(
     )
     unit = Unit(platform, modules, places, options)
     found = find_parameters(platform, modules, unit, ignored, leave_dtensors=not is_given)
+    asked = {
+        "mp_policy.param_dtype": policy.param_dtype is not None,
+        "mp_policy.reduce_dtype": policy.reduce_dtype is not None,
+        "mp_policy.apply_grad_on_fp32_main_grad": policy.apply_grad_on_fp32_main_grad,
+        "offload_policy": isinstance(offload, CPUOffloadPolicy),
+        "shard_placement_fn": shard_placement_fn is not None,
+        "replicate_params": bool(replicated),
+    }
+    arguments.check_reach(unit.label, [owner.name for owner in found.left], asked)
     new = [
         ManagedParameter(
             platform,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hp_dtensor import Shard
@@ -105,3 +105,13 @@ def checked_flag(name: str, given: Any) -> bool | None:
     if given is not None and not isinstance(given, bool):
         raise ValueError(f"{name} must be True, False or None, got {given!r}")
     return given
+
+
+def check_reach(unit: str, left: Sequence[str], asked: Mapping[str, bool]) -> None:
+    """ValueError if something was asked for (name of the argument -> whether) that does not reach DTensors that are ``left``."""
+    names = [name for name, is_asked in asked.items() if is_asked]
+    if left and names:
+        raise ValueError(
+            f"{left[0]!r} of {unit} is a DTensor and stays as it is, since no mesh is given, so {names[0]} does not reach it: give the "
+            f"mesh to shard over, or leave {names[0]} out"
+        )

@@ -22,6 +22,8 @@ class Findings:
     """Parameters with their places."""
     shared: list[tuple[Unit, ManagedParameter, tuple[Owner, ...]]]
     """Parameters of inner units that also hang outside of these (ties)."""
+    left: list[Owner]
+    """DTensors that stay as they are."""
 
 
 def find_parameters(
@@ -36,8 +38,7 @@ def find_parameters(
         each.reshard()
     keepers = {param: each for each in inner for param in each.params}
     successors = {id(param.parameter): param for param in keepers}
-    found = Findings(inner, [], [])
-    left: list[Owner] = []
+    found = Findings(inner, [], [], [])
     for parameter, owners in _places_of_parameters(platform, modules, successors).values():
         if id(parameter) in ignored:
             continue
@@ -45,7 +46,7 @@ def find_parameters(
         if param is None:
             _check_parameter(platform, parameter, owners[0], unit, leave_dtensors)
             if leave_dtensors and isinstance(parameter, DTensor):
-                left.append(owners[0])
+                found.left.append(owners[0])
                 continue
             found.new.append((parameter, owners))
             continue
@@ -57,9 +58,9 @@ def find_parameters(
                     f"over another mesh, {keeper.places.mesh}: use one mesh for modules that share parameters"
                 )
             found.shared.append((keeper, param, owners))
-    if left and found.new:
+    if found.left and found.new:
         raise ValueError(
-            f"{left[0].name!r} of {unit.label} is a DTensor and {found.new[0][1][0].name!r} is not: give the mesh to shard over, "
+            f"{found.left[0].name!r} of {unit.label} is a DTensor and {found.new[0][1][0].name!r} is not: give the mesh to shard over, "
             "or (mesh=None) make all parameters DTensors, which then stay as they are"
         )
     return found
