@@ -283,6 +283,22 @@ def test_a_plan_counts_shards_whole_parameters_and_buffers_of_every_unit(world: 
     assert memory_plan(model).gathered == sum(unit.whole for unit in memory_plan(model).units)
 
 
+@distributed(world_size=4, min_world_size=4, backends=("torch", "cuda"))
+def test_what_a_small_world_keeps_between_forward_and_backward_counts(world: World) -> None:
+    model = sharded(world, 8, reshard_after_forward=2)
+    plan = memory_plan(model)
+    root, *blocks = plan.units
+    pieces = sum(-(-block.whole // 2) for block in blocks)
+    # The root stays whole itself.
+    assert plan.gathered == root.whole + 2 * blocks[0].whole + pieces
+    loss_of(world.platform, model(world.platform.full((2, 8), 0.5, "float32", world.device)))
+    found = 0
+    for unit in units_in(world.platform, model):
+        assert unit.small_world is not None
+        found = found + sum(world.platform.storage_nbytes(x) for x in unit.small_world._pieces)
+    assert found == pieces
+
+
 @distributed(world_size=2)
 def test_offloaded_shards_count_on_the_host(world: World) -> None:
     plan = memory_plan(sharded(world, 8, offload_policy=CPUOffloadPolicy()))

@@ -41,6 +41,8 @@ class UnitMemory:
     """Whether it is gathered from forward to backward, as the root and its parts are."""
     is_offloaded: bool
     """Whether shards and gradients lie on the host."""
+    kept_piece: int = 0
+    """What is kept of the whole parameters from forward to backward, if they are cut among fewer ranks then."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,13 @@ class MemoryPlan:
 
     @property
     def gathered(self) -> int:
-        """Whole parameters at their most: the root's, those that stay whole, and of the others the one that runs and the one ahead."""
+        """Whole parameters at their most: the root's, those that stay whole (or a piece of them), and of the others the one that
+        runs and the one ahead.
+        """
         passing = [unit.whole for unit in self.units if not unit.stays_whole]
-        staying = sum(unit.kept_whole + (unit.whole if unit.stays_whole else 0) for unit in self.units)
+        staying = sum(
+            unit.kept_whole + (unit.whole if unit.stays_whole else unit.kept_piece) for unit in self.units
+        )
         return staying + _largest(passing, 1 + self.num_ahead)
 
     @property
@@ -117,7 +123,8 @@ def memory_plan(model: Any) -> MemoryPlan:
     It is computed from the layout, so it can be asked before the first step, and for parameters on the meta device.
     Gradients are those of parameters that train now, reduced by every backward; without synchronisation
     (``set_requires_gradient_sync(False)``) a unit also keeps its ``whole_gradients``, in the dtype of the reduction. The
-    optimizer's state and activations come on top. Figures differ between ranks where dims do not divide.
+    optimizer's state and activations come on top. Figures differ between ranks where dims do not divide. A parameter with an
+    extension counts as if it had none.
 
     ValueError if ``model`` has no sharded modules. No communication.
     """
@@ -166,17 +173,19 @@ def _unit_memory(platform: Platform, unit: Unit, name: str, *, is_root: bool) ->
             together.setdefault(buffer.params[0].compute_dtype, []).append(buffer)
     gradients, whole_gradients, reduction = _gradients(platform, unit)
     told = options.reshard_as_told
+    whole = sum(_whole(platform, unit, dtype, buffers) for dtype, buffers in together.items())
     return UnitMemory(
         name=name,
         shards=shards + sum(math.prod(param.shape) * size(param.dtype) for param in uncut),
         gradients=gradients,
-        whole=sum(_whole(platform, unit, dtype, buffers) for dtype, buffers in together.items()),
+        whole=whole,
         kept_whole=sum(math.prod(param.shape) * size(param.compute_dtype) for param in casts),
         staging=sum(_staging(platform, unit, dtype, buffers) for dtype, buffers in together.items()),
         whole_gradients=whole_gradients,
         reduction=reduction,
         stays_whole=is_root or (options.reshard_after_forward is False if told is None else not told),
         is_offloaded=arrangement.host is not None,
+        kept_piece=0 if unit.small_world is None else -(-whole // unit.small_world.group.size),
     )
 
 
