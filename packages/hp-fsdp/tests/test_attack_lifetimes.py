@@ -24,7 +24,7 @@ def two_layers(maker: Maker) -> Any:
     return maker.model(setup, lambda module, x, rank: module.head(module.unit(x)))
 
 
-@distributed(world_size=4)
+@distributed(world_size=4, min_world_size=4, backends=("torch", "cuda", "npu"))
 def test_pieces_of_the_small_world_are_held_until_the_gather_was_waited_for(world: World) -> None:
     def shard(model: Any, mesh: Any) -> None:
         fully_shard(model.unit, mesh, reshard_after_forward=2)
@@ -48,7 +48,7 @@ def test_pieces_of_the_small_world_are_held_until_the_gather_was_waited_for(worl
     pair.check()
 
 
-@distributed(world_size=4)
+@distributed(world_size=4, min_world_size=4, backends=("torch", "cuda", "npu"))
 def test_sums_that_wait_for_replicas_are_held_until_their_reduction_is_over(world: World) -> None:
     precision = MixedPrecisionPolicy(param_dtype="float32", reduce_dtype="float32")
 

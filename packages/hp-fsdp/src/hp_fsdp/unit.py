@@ -142,7 +142,8 @@ class Unit:
     def _arrange(self, params: list[ManagedParameter]) -> None:
         assert self.state is ShardState.SHARDED
         self.params = params
-        self.arrangement = Arrangement(self.platform, params, self.places, self.options)
+        with self.platform.recordable():  # parts of the root are made in its first forward
+            self.arrangement = Arrangement(self.platform, params, self.places, self.options)
 
     def refresh(self) -> None:
         """Look at the shards as they are now: the user may have put other objects or other memory there.
