@@ -71,6 +71,9 @@ def by_functions(model: torch.nn.Module) -> None:
     model.reset_parameters()  # type: ignore[operator]
 
 
+INITIALISERS: dict[str, Callable[[Any], None]] = {"by reset": by_reset, "by functions": by_functions}
+
+
 class Sizes(TorchDispatchMode):
     """How many elements the largest tensor with memory has that an operation makes."""
 
@@ -110,12 +113,10 @@ def assert_same(model: Model, reference: Model) -> None:
         assert torch.equal(found[name].to(value.device), value), name
 
 
-@pytest.mark.parametrize("initialise", [by_reset, by_functions])
+@pytest.mark.parametrize("way", list(INITIALISERS))
 @distributed(world_size=(1, 2, 4), backends=TORCH)
-def test_values_are_those_of_one_process_and_no_rank_makes_a_whole_parameter(
-    world: World, initialise: Callable[[Any], None]
-) -> None:
-    mesh = make_mesh(world)
+def test_values_are_those_of_one_process_and_no_rank_makes_a_whole_parameter(world: World, way: str) -> None:
+    mesh, initialise = make_mesh(world), INITIALISERS[way]
     with Sizes() as sizes, count_collectives() as counted:
         model = shard(on_meta(), mesh)
         before = list(model.parameters())
