@@ -75,6 +75,8 @@ class ManagedParameter:
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
         self._wide: Tensor | None = None
         """Gradient of the running backward that came in the dtype of the reduction; see [Note: wide weight gradients]."""
+        self._offered: Tensor | None = None
+        """Such a gradient, until autograd says that this backward is one for the parameter (and not for the inputs only)."""
         self.compute_dtype: DType = parameter.dtype
         self.wire_dtype: DType = parameter.dtype
         self.has_wide_gradient = False
@@ -221,10 +223,12 @@ class ManagedParameter:
             platform.set_requires_grad_(self.full, trains)
         if trains and not self._is_watched:
             # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
-            method = weakref.WeakMethod(on_gradient)
+            method, own = weakref.WeakMethod(on_gradient), weakref.ref(self)
 
             def came(_: Tensor) -> None:
-                found = method()
+                found, param = method(), own()
+                if param is not None:
+                    param._take_wide()
                 if found is not None:
                     found()
 
@@ -254,13 +258,22 @@ class ManagedParameter:
             if total is not None:
                 found = total + platform.cast(found, self.wire_dtype)
             total = found
-        self.unsynced = self._wide = None
+        self.unsynced = self._wide = self._offered = None
         return total
 
     def _add_wide(self, gradient: Tensor) -> None:
         """A gradient in the dtype of the reduction, beside those that autograd adds up."""
         with self.platform.no_grad():
-            self._wide = gradient if self._wide is None else self.platform.add_(self._wide, gradient)
+            offered = self._offered
+            self._offered = gradient if offered is None else self.platform.add_(offered, gradient)
+
+    def _take_wide(self) -> None:
+        with self.platform.no_grad():
+            offered, self._offered = self._offered, None
+            if self._wide is None:
+                self._wide = offered
+            elif offered is not None:
+                self._wide = self.platform.add_(self._wide, offered)
 
     def keep_gradient(self) -> None:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
@@ -269,7 +282,7 @@ class ManagedParameter:
 
     def forget_backward(self) -> None:
         """Drop what the running backward has given; what waits from others stays."""
-        self._wide = None
+        self._wide = self._offered = None
         if self.full is not None:
             self.platform.set_grad(self.full, None)
 
