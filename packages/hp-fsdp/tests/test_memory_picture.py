@@ -26,6 +26,7 @@ def unit(name: str, **fields: Any) -> UnitMemory:
         "gradients": 1,
         "whole": 4,
         "kept_whole": 0,
+        "kept_piece": 0,
         "staging": 1,
         "whole_gradients": 4,
         "reduction": 5,
@@ -79,6 +80,17 @@ def test_no_moment_has_more_than_the_plan_and_one_has_as_much(num_ahead: int) ->
         )
         assert {m.nbytes["shards"] for m in moments} == {plan.shards}
         assert max(m.total for m in moments) <= plan.peak
+
+
+@pytest.mark.once
+def test_pieces_of_small_worlds_are_kept_until_their_units_are_gathered_for_backward() -> None:
+    plan = MemoryPlan((unit(""), *(unit(name, kept_piece=2) for name in "abc")))
+    moments = moments_of(plan, activations=0, optimizer_state=0)
+    kept = [(m.nbytes["root"] - 4 * MEBI) // MEBI for m in moments[:-1]]
+    # forward: the root, a, b, c, the root; backward: the root with c ahead, c with b, b with a, a, the root.
+    assert kept == [0, 0, 2, 4, 6, 4, 2, 0, 0, 0]
+    whole = [sum(m.nbytes[layer] for layer in ("root", "running", "ahead")) for m in moments]
+    assert max(whole) <= plan.gathered
 
 
 @distributed(world_size=2)

@@ -130,8 +130,11 @@ def _gathered(
     running = [order[at]] if 0 <= at < len(order) else []
     ahead = order[at + 1 : at + 1 + plan.num_ahead] if at < len(order) else []
     there = {id(unit) for unit in staying}
+    # A piece that is kept from forward to backward is given up when its unit is gathered.
+    begun = [*there, *(id(unit) for unit in (*running, *ahead))]
+    pieces = [unit.kept_piece for unit in (*left, *stay) if id(unit) not in begun]
     return {
-        "root": sum(unit.whole for unit in staying),
+        "root": sum(unit.whole for unit in staying) + sum(pieces),
         "running": sum(unit.whole for unit in running if id(unit) not in there),
         "ahead": sum(unit.whole for unit in ahead if id(unit) not in there),
     }
