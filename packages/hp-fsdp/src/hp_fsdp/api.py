@@ -71,18 +71,24 @@ def fully_shard(
 
     Scalars (0-d) are replicated. Frozen parameters are gathered, and never reduced. A parameter that hangs in several
     modules is gathered once, and is owned by the outermost unit that holds all of them. One that no rank has used gets no
-    gradient. Buffers are left alone. Branches inside of a unit may differ between ranks; which units run, and in which
-    order, may not.
+    gradient. Buffers are left alone. Branches inside of a unit may differ between ranks, and what it returns need not depend on
+    its parameters everywhere; which units run, and in which order, may not. In this a layer of the root with whole parameters
+    of 32 MiB and more counts as a unit (in torch): it is gathered when it is called, or when the root uses its parameters.
+
+    Second derivatives need parameters that stay whole: ``reshard_after_forward=False`` and ``set_reshard_after_backward(False)``.
+    Arguments that take part in backward are not to be written in place by forward: torch refuses it.
 
     Communication: none here. A step: one all-gather per unit, one more before its backward if it was freed, and one
-    reduce-scatter (2-D mesh: and one all-reduce of the piece), each per dtype in use. From the second step on, the next unit's
+    reduce-scatter (2-D mesh: and one all-reduce of the piece), each per dtype in use; layers of the root that count as units as
+    these, but gathered once. From the second step on, the next unit's
     all-gather runs beside the present unit's computation; reductions run beside backward from the first step.
 
     Memory: the pieces, at most two whole units besides the root's own, and the buffers of two reductions.
 
     Errors: ValueError for a module that is none, is sharded already, or has no forward; for a mesh that does not fit; for a
     parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError
-    where the framework cannot free memory below a tensor.
+    where the framework cannot free memory below a tensor. In backward, RuntimeError if parameters were written since forward (as
+    far as the framework counts writes).
 
     Source: ZeRO stage 3 (Rajbhandari et al., 2020); the per-parameter form follows PyTorch's FSDP2.
     """

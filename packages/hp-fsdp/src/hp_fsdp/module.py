@@ -39,7 +39,8 @@ class HSDPModule:
         That forward finds them there. Writing to whole parameters changes nothing: the shards count. With ``async_op`` the
         gather runs beside what follows, and the handle's ``wait()`` shows the parameters; else None is returned.
         ValueError unless ``async_op`` is a bool.
-        Communication: one all-gather per compute dtype over the shard group; all its ranks must call. None if they are there.
+        Communication: one all-gather per compute dtype over the shard group (for the root also for each of its large layers, see
+        :func:`hp_fsdp.fully_shard`); all its ranks must call. None if they are there.
         """
         unit = _unit(self)
         is_async = _flag("async_op", async_op)
@@ -124,7 +125,8 @@ class HSDPModule:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation.
 
-        ``set_to_none`` False: fill them with zeros. No communication.
+        ``set_to_none`` False: fill them with zeros. Communication: none of its own; reductions that are under way are waited for,
+        which on devices without streams (cpu) includes their all-reduce of replicas.
         """
         platform = get_platform()
         cleared = set()
@@ -223,7 +225,8 @@ def hsdp_sync_stream() -> Any:
 
     Needed only after ``set_is_last_backward(False)``: else the end of backward has waited. The host waits only where the
     device has no streams. Returns the stream that reductions run on, of the model that was first called last; None where
-    devices have none (cpu) or nothing has run. No communication.
+    devices have none (cpu) or nothing has run. Communication: none of its own; on devices without streams the all-reduce of
+    replicas is launched by whoever waits.
     """
     stream = None
     contexts: list[RootContext] = sorted(_process.state.sharded_roots, key=lambda context: context.number)
