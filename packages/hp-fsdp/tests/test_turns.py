@@ -256,22 +256,35 @@ def loss_of_rank(pair: Pair, batch: int) -> Any:
     return loss_of(pair.platform, output)
 
 
+def fail_in_forward(pair: Pair, at: int, batch: int) -> None:
+    """When the unit is called."""
+    handle = pair.platform.register_forward_pre_hook(pair.model.blocks[at], fail)
+    with pytest.raises(OnPurposeError):
+        pair.loss(batch)
+    handle.remove()
+
+
+def fail_in_backward(pair: Pair, at: int, batch: int) -> None:
+    """When the gradient of the unit's output is known."""
+
+    def spoil(_: Any, __: tuple, ___: dict, output: Any) -> None:
+        pair.platform.register_tensor_hook(output, fail)
+
+    handle = pair.platform.register_forward_hook(pair.model.blocks[at], spoil)
+    with pytest.raises(OnPurposeError):
+        pair.platform.backward([pair.loss(batch)])
+    handle.remove()
+
+
 @pytest.mark.parametrize("at", range(NUM_UNITS))
 @distributed(world_size=2)
 def test_training_goes_on_after_a_failure_in_the_backward_of_any_unit(world: World, at: int) -> None:
     """With gathers ahead and reductions of later units under way."""
-    platform = world.platform
     pair = Pair(world)
     pair.backward(0)
     pair.step()
 
-    def spoil(_: Any, __: tuple, ___: dict, output: Any) -> None:
-        platform.register_tensor_hook(output, fail)
-
-    handle = platform.register_forward_hook(pair.model.blocks[at], spoil)
-    with pytest.raises(OnPurposeError):
-        platform.backward([pair.loss(1)])
-    handle.remove()
+    fail_in_backward(pair, at, 1)
     pair.model.zero_grad()
     for batch in (2, 3):
         pair.backward(batch)
@@ -287,10 +300,7 @@ def test_a_failure_in_one_model_does_not_touch_another(world: World) -> None:
         pair.backward(0)
         pair.step()
     pending = second.loss(1)
-    handle = world.platform.register_forward_pre_hook(first.model.blocks[2], fail)
-    with pytest.raises(OnPurposeError):
-        first.loss(1)
-    handle.remove()
+    fail_in_forward(first, 2, 1)
     world.platform.backward([pending])
     world.platform.backward([second.reference_loss(1)])
     second.check()
@@ -335,7 +345,7 @@ def check_walk(world: World, options: str, told: str) -> None:
         walk(Pair(world, **OPTIONS[options]), told)
 
 
-def walk(pair: Pair, told: str) -> None:
+def walk(pair: Pair, told: str, seed: int = 5) -> None:
     platform = pair.platform
     if told == "keeps after backward":
         pair.model.set_reshard_after_backward(False)
@@ -343,14 +353,25 @@ def walk(pair: Pair, told: str) -> None:
         pair.model.set_is_last_backward(False)
     elif told == "root freed":
         pair.model.set_reshard_after_forward(True)
-    random = np.random.default_rng(5)  # the same walk on all ranks
+    random = np.random.default_rng(seed)  # the same walk on all ranks
 
     def order() -> list[int]:
         usual = list(range(NUM_UNITS))
         return usual if random.random() < 0.6 else list(random.permutation(usual)[: random.integers(0, 5)])
 
-    kinds = ["train", "accumulate", "evaluate", "drop", "two", "unshard", "clear", "step"]
-    for batch in range(24):
+    kinds = [
+        "train",
+        "accumulate",
+        "evaluate",
+        "drop",
+        "two",
+        "unshard",
+        "clear",
+        "step",
+        "fail",
+        "fail late",
+    ]
+    for batch in range(30):
         kind = kinds[random.integers(len(kinds))]
         if kind in ("train", "accumulate"):
             pair.model.set_requires_gradient_sync(kind == "train")
@@ -372,6 +393,13 @@ def walk(pair: Pair, told: str) -> None:
             pair.model.blocks[1].unshard()
         elif kind == "clear":
             pair.drop_gradients()
+        elif kind == "fail":
+            fail_in_forward(pair, int(random.integers(NUM_UNITS)), batch)
+            with platform.no_grad():  # the next forward tidies up, and gradients are as they were
+                pair.loss(batch)
+        elif kind == "fail late":
+            fail_in_backward(pair, int(random.integers(NUM_UNITS)), batch)
+            pair.drop_gradients()  # some may have come
         else:
             hsdp_sync_stream()
             pair.check()
