@@ -9,7 +9,8 @@ from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
 from hp_fsdp.runtime import context_of, reshards_after_forward
-from hp_fsdp.unit import ShardState, Unit, Uses, units_in
+from hp_fsdp.states import ShardState, Uses
+from hp_fsdp.unit import Unit, units_in
 from hp_platform.platform import Platform
 
 
@@ -39,7 +40,7 @@ class UnitHooks:
         self.unit = unit
         self.platform = unit.platform
         self._identity = _identity_node(unit.platform, unit)
-        self._end = _end_node(unit.platform)
+        self._end = _end_node(unit.platform, unit.places.device)
         self._input: Any = None
         """What the running call was given that asks for a gradient, behind the identity node; the first of them."""
         self._in_methods: list[Any] = []
@@ -269,15 +270,17 @@ def _identity_node(platform: Platform, unit: Unit) -> Any:
     return type("InputsOfUnit", (platform.Function,), parts)
 
 
-def _end_node(platform: Platform) -> Any:
+def _end_node(platform: Platform, device: str) -> Any:
     """The Function that puts an output behind an input in the graph, without a gradient for it."""
+    walks_on = platform.supports("undefined_gradients", device)
 
     def forward(ctx: Any, before: Any, x: Any) -> Any:
         ctx.set_materialize_grads(False)
+        ctx.before = None if walks_on else platform.detach(before)
         return platform.detach(x)
 
     def backward(ctx: Any, gradient: Any) -> tuple:
-        return None, None
+        return None if ctx.before is None else platform.zeros_like(ctx.before), None
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("OutputOfUnit", (platform.Function,), parts)

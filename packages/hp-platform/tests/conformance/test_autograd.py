@@ -248,6 +248,28 @@ def test_a_callback_runs_when_the_backward_has_finished(platform, leaf, equal):
     assert len(order) == 2
 
 
+def test_what_is_before_a_function_that_gives_no_gradient_is_walked_or_that_is_told(platform, leaf, lacks):
+    walked = []
+
+    def passes(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x
+
+    def is_walked(ctx, gradient):
+        walked.append(gradient)
+        return gradient
+
+    parts = {"forward": staticmethod(passes), "backward": staticmethod(is_walked)}
+    first = type("First", (platform.Function,), parts)
+    ends = {
+        "forward": staticmethod(lambda ctx, x: x * 1),
+        "backward": staticmethod(lambda ctx, gradient: None),
+    }
+    last = type("Last", (platform.Function,), ends)
+    platform.backward([platform.sum(last.apply(first.apply(leaf([1.0]))))])
+    assert walked == ([] if lacks("undefined_gradients") else [None])
+
+
 def test_a_callback_outside_of_a_backward_is_refused(platform):
     with pytest.raises(RuntimeError, match="outside of a backward"):
         platform.queue_backward_callback(lambda: None)

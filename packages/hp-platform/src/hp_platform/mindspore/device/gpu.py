@@ -15,6 +15,7 @@ class GpuDevice(AcceleratorDevice):
     missing = frozenset(
         {
             "stand_ins",
+            "undefined_gradients",
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",
