@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hp_fsdp import fully_shard
-from hp_fsdp.unit import ShardState
+from hp_fsdp.states import ShardState
 from hp_platform.testing import World, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))

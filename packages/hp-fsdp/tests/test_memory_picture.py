@@ -11,7 +11,8 @@ import pytest
 
 from hp_fsdp import MemoryPlan, UnitMemory, fully_shard, memory_plan, parts, show_memory
 from hp_fsdp.memory_steps import LAYERS, moments_of
-from hp_fsdp.unit import ShardState, unit_of
+from hp_fsdp.states import ShardState
+from hp_fsdp.unit import unit_of
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,13 +9,14 @@ from hp_fsdp import arguments
 from hp_fsdp.arrangement import can_share
 from hp_fsdp.hooks import UnitHooks
 from hp_fsdp.module import become_sharded
+from hp_fsdp.options import Options
 from hp_fsdp.ownership import Findings, find_parameters
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places, find_places, small_group
 from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hp_fsdp.reduce import Wishes
 from hp_fsdp.small_world import SmallWorld
-from hp_fsdp.unit import Options, Unit
+from hp_fsdp.unit import Unit
 from hp_platform.mesh import DeviceMesh
 from hp_platform.platform import Platform, get_platform, require
 

@@ -16,7 +16,7 @@ from hp_fsdp.whole import ReplicatedParameters, WholeParameters
 from hp_platform.platform import Platform
 
 if TYPE_CHECKING:
-    from hp_fsdp.unit import Options
+    from hp_fsdp.options import Options
 
 
 class Arrangement:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from hp_fsdp.order import Order
 from hp_fsdp.parts import split_root
 from hp_fsdp.reduce import Reduction
+from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Streams, Task
-from hp_fsdp.unit import ShardState, Unit, units_in
+from hp_fsdp.unit import Unit, units_in
+from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform import _process
 from hp_platform.platform import Platform
 
@@ -43,9 +45,9 @@ class RootContext:
         self._backward = Order[Unit]()
         self._left: list[Unit] = []
         """Units in the order in which they ended forward."""
-        self._ahead: set[Unit] = set()
+        self._ahead: set[UnitParameters] = set()
         """Gathered for somebody who has not come yet."""
-        self._looked: dict[Unit, int] = {}
+        self._looked: dict[UnitParameters, int] = {}
         self._reductions: deque[Reduction] = deque()
         self._of_backward: list[Reduction] = []
         """Begun by the running backward."""
@@ -82,7 +84,7 @@ class RootContext:
         unit.show()
         unit.gathered_in_pass = self.pass_number
 
-    def gather_on_demand(self, unit: Unit) -> None:
+    def gather_on_demand(self, unit: UnitParameters) -> None:
         """Show a part of the root whose parameters are used outside of its module's forward."""
         if not self.in_backward and unit.is_stale(self.pass_number):
             unit.reshard()
@@ -118,7 +120,7 @@ class RootContext:
                 unit.entered = set()
                 unit.reshard()
 
-    def look_at_shards(self, unit: Unit) -> None:
+    def look_at_shards(self, unit: UnitParameters) -> None:
         """Once per pass: the user may have changed what lies below the parameters."""
         if not self.runs or self._looked.get(unit) != self.pass_number:
             unit.refresh()

@@ -10,7 +10,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hp_fsdp import fully_shard
-from hp_fsdp.unit import ShardState, units_in
+from hp_fsdp.states import ShardState
+from hp_fsdp.unit import units_in
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
