@@ -189,17 +189,18 @@ class ManagedParameter:
 
     def show_stand_in(self, get: Callable[[], None]) -> None:
         """Put there what becomes the whole tensor when something is done with it; ``get()`` shows that."""
+        if self._stand_in is None:
+            self._stand_in = self._make_stand_in(get)
+        for put in self._setters:
+            put(self._stand_in)
 
+    def _make_stand_in(self, get: Callable[[], None]) -> Any:
         def whole() -> Any:
             get()
             return self._shown
 
         platform, shown = self.platform, self._shown
-        self._stand_in = platform.stand_in(
-            tuple(shown.shape), shown.dtype, platform.device_of(self.full), whole
-        )
-        for put in self._setters:
-            put(self._stand_in)
+        return platform.stand_in(tuple(shown.shape), shown.dtype, platform.device_of(self.full), whole)
 
     def set_whole(self, whole: Tensor, *, is_alias: bool) -> None:
         """Let the memory of ``whole`` (in the shape of the parameter) be the whole tensor's."""
@@ -209,6 +210,7 @@ class ManagedParameter:
             self._shown = wide_weight(self.platform, self.full, self.wire_dtype, self._add_wide)
         self.is_alias = is_alias
         self._is_watched = False
+        self._stand_in = None
 
     def follow_shard(self) -> None:
         """Where the whole tensor is another face of the shard: of the memory that the shard has now."""
