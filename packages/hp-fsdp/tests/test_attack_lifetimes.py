@@ -50,7 +50,9 @@ def test_pieces_of_the_small_world_are_held_until_the_gather_was_waited_for(worl
 
 @distributed(world_size=4, min_world_size=4, backends=("torch", "cuda", "npu"))
 def test_sums_that_wait_for_replicas_are_held_until_their_reduction_is_over(world: World) -> None:
-    precision = MixedPrecisionPolicy(param_dtype="float32", reduce_dtype="float32")
+    precision = MixedPrecisionPolicy(
+        param_dtype="bfloat16", reduce_dtype="bfloat16"
+    )  # so that gradients are copies
 
     def shard(model: Any, mesh: Any) -> None:
         fully_shard(model.unit, mesh, mp_policy=precision)
