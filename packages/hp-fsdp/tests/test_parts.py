@@ -106,3 +106,29 @@ def test_a_part_costs_one_gather_and_one_reduction(world: World) -> None:
             extra = 2 if platform.supports("stand_ins", world.device) else 0
             # The block twice; the root and its two parts once, since they stay whole until backward.
             counted.assert_counts(all_gather=3 + extra, reduce_scatter=2 + extra)
+
+
+@distributed(world_size=2)
+def test_with_one_collective_per_unit_large_layers_stay_and_ranks_may_leave_them_out(world: World) -> None:
+    platform, mesh = world.platform, make_mesh(world)
+    maker = Maker(world)
+
+    class Choice(platform.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = maker.embedding(5, 4)
+            self.only_rank_0 = maker.linear(4, 4)
+            self.head = maker.linear(3, 4)
+
+        def forward(self, ids: Any, rank: int) -> Any:
+            x = self.embed(ids)
+            return self.head(self.only_rank_0(x) if rank == 0 else x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "MIN_NBYTES", 1)
+        model = fully_shard(Choice(), mesh, comm_fusion=True)
+        with count_collectives() as counted:
+            ids = PROGRAMS["tied"].inputs(maker, world.rank, 0)
+            platform.backward([loss_of(platform, model(ids, world.rank))])
+        counted.assert_counts(all_gather=1, reduce_scatter=1)
+        assert platform.get_grad(model.only_rank_0.weight.to_local()) is not None

@@ -2,8 +2,9 @@
 
 Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (where shards lie), :mod:`parameter` and :mod:`origin`
 (what one is, sharded and whole), :mod:`whole`, :mod:`extension`, :mod:`lines` and :mod:`reduce` (what travels), :mod:`streams`
-(where), :mod:`unit_parameters` and :mod:`unit` (the states), :mod:`runtime`, :mod:`order` and :mod:`hooks` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state` and
-:mod:`whole_parameters` (what one can ask of a sharded module). Importing this package imports no framework.
+(where), :mod:`unit_parameters` and :mod:`unit` (the states), :mod:`runtime`, :mod:`order`, :mod:`hooks` and :mod:`parts` (when),
+:mod:`module`, :mod:`state`, :mod:`optimizer_state`, :mod:`whole_parameters` and :mod:`memory` (what one can ask of a sharded module).
+Importing this package imports no framework.
 """
 
 from typing import TYPE_CHECKING

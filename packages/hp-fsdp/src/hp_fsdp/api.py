@@ -66,7 +66,7 @@ def fully_shard(
         ignored_params: parameters that stay as they are, on every rank, without any communication.
         replicate_params: parameters that are not cut; their gradients are all-reduced together, one collective per dtype more.
         comm_fusion: one collective per gather and per reduction of the unit. None: one for each dtype in use. True: exactly one;
-            ValueError names the parameter that prevents it. False: one per parameter.
+            ValueError names the parameter that prevents it, and large layers of a root stay with it. False: one per parameter.
         comm_fusion_zero_copy: collectives read the pieces where they are. None: where the platform can. True: ValueError if it
             cannot. False: the pieces have memory of their own, and are put together for every gather.
 

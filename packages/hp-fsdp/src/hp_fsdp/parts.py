@@ -23,10 +23,15 @@ MIN_NBYTES = 32 * 1024 * 1024
 
 
 def split_root(root: Unit) -> None:
-    """Make units of the root's large layers, where the platform has stand-ins. No communication."""
+    """Make units of the root's large layers, where the platform has stand-ins. No communication.
+
+    Not with ``comm_fusion=True``: the way out for a root whose ranks do not all call such a layer.
+    """
     platform = root.platform
     if root.parts or not platform.supports("stand_ins", root.places.device) or len(root.modules) > 1:
         return
+    if root.options.comm_fusion:
+        return  # it asks for one collective per unit
     root.reshard()
     layers: dict[int, list[ManagedParameter]] = {}
     for param in root.params:
