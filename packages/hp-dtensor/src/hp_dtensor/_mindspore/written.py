@@ -27,13 +27,14 @@ def zero_(x: Tensor) -> Tensor:
     return get_platform().fill_(x, 0)
 
 
-def setitem(x: Tensor, index: tuple[Any, ...], value: Any) -> Tensor:
-    """``x[index] = value``, where nothing is recorded.
+def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+    """``x[index] = value``, where nothing is recorded; ``index`` as it is written, or the tuple of its entries.
 
     Where tensors name the places, MindSpore writes into a copy and gives its memory to ``x``: it refuses that for leaves with
     a gradient, and tensors that share memory with ``x`` would keep their values. So the copy is made, and written back, here.
     """
-    if not any(isinstance(entry, mindspore.Tensor) for entry in index):
+    entries = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(entry, mindspore.Tensor) for entry in entries):
         x[index] = value
         return x
     platform = get_platform()
