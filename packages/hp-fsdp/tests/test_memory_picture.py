@@ -153,7 +153,7 @@ def test_large_layers_of_the_root_stay_whole_with_it_in_plans_before_and_after_t
 ) -> None:
     program = PROGRAMS["mlp"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "MIN_NBYTES", 64)
+        patch.setattr(parts, "MIN_NBYTES", 1)
         # A part needs a root that keeps something.
         maker = Maker(world)
         model = program.build(maker)
