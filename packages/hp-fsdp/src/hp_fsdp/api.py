@@ -14,7 +14,6 @@ from hp_fsdp.ownership import Findings, find_parameters
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places, find_places, small_group
 from hp_fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-from hp_fsdp.reduce import Wishes
 from hp_fsdp.small_world import SmallWorld
 from hp_fsdp.unit import Unit
 from hp_platform.mesh import DeviceMesh
@@ -117,7 +116,6 @@ def fully_shard(
         # On cpu everything is there already.
         offload=isinstance(offload, CPUOffloadPolicy) and not places.device.startswith("cpu"),
         pin_memory=getattr(offload, "pin_memory", True),
-        wishes=Wishes(is_fused=comm_fusion is not False),
     )
     unit = Unit(platform, modules, places, options)
     found = find_parameters(platform, modules, unit, ignored, leave_dtensors=not is_given)

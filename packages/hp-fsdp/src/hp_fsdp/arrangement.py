@@ -90,7 +90,7 @@ class Arrangement:
             if not self.is_alias(buffer.params[0]) and not buffer.params[0].is_extended:
                 together.setdefault(buffer.params[0].compute_dtype, []).append(buffer)
         self.wholes = [
-            WholeParameters(platform, buffers, dtype, places, is_fused=options.comm_fusion is not False)
+            WholeParameters(platform, buffers, dtype, places, is_fused=options.is_fused)
             for dtype, buffers in together.items()
         ]
         extended = [param for param in self.params if param.is_extended]

@@ -39,13 +39,15 @@ class Lines:
         self.dtype = dtype
         self.num_shards = num_shards
         self.device = device
-        self.tail_numel = len(self.scalars) + len(self.params)
-        self.sizes = [*(slot.numel for slot in self.slots), self.tail_numel]
+        self.sizes = [*(slot.numel for slot in self.slots), len(self.scalars) + len(self.params)]
         """Elements of the parts of one line, the tail last."""
         self.nbytes = sum(self.sizes) * num_shards * platform.itemsize(dtype)
         """Of all lines."""
         self._buffer_numels = [slot.numel * num_shards for slot in self.slots]
         self.replicated_sizes = [math.prod(param.shape) for param in self.replicated]
+        ones = [1] * len(self.scalars)
+        self._sizes_of_parts = [*self.sizes[:-1], *ones, len(self.params), *self.replicated_sizes]
+        self._writes_views = platform.supports("write_into_view", device)
         self._all_used: Tensor | None = None
 
     def blocks(self, gradients: Gradients) -> list[Tensor]:
@@ -54,7 +56,7 @@ class Lines:
         Gradients that lie as they must are taken as they are; for the others there is one buffer, filled in one pass.
         """
         platform = self.platform
-        if not platform.supports("write_into_view", self.device):
+        if not self._writes_views:
             columns = platform.split(self.rows(gradients), self.sizes, 1)
             return [platform.reshape(platform.contiguous(part), (-1,)) for part in columns]
         given = list(gradients[: len(self.sharded)])
@@ -80,7 +82,7 @@ class Lines:
     def rows(self, gradients: Gradients) -> Tensor:
         """All lines as one tensor, ``(ranks, numel)``: for backends that take one tensor, and for those without writable views."""
         platform = self.platform
-        if self.num_shards == 1 and platform.supports("write_into_view", self.device):
+        if self.num_shards == 1 and self._writes_views:
             return self._only_line(gradients)
         blocks = []
         for x, slot in zip(gradients[: len(self.sharded)], self.slots, strict=True):
@@ -134,8 +136,7 @@ class Lines:
         """Of what has come back, a line and what stands behind it: 1-D parts in the order of :attr:`params`, and the numbers of
         those that have used them.
         """
-        sizes = [*self.sizes[:-1], *[1] * len(self.scalars), len(self.params), *self.replicated_sizes]
-        found = self.platform.split(row, sizes)
+        found = self.platform.split(row, self._sizes_of_parts)
         at = len(self.sharded) + len(self.scalars)
         return [*found[:at], *found[at + 1 :]], found[at]
 

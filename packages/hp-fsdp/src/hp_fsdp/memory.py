@@ -209,7 +209,7 @@ def _staging(platform: Platform, unit: Unit, dtype: DType, buffers: list[FlatBuf
         return found
     found = found + sum(buffer.plan.numel * size for buffer in buffers if buffer.dtype != dtype)
     slots = [slot for buffer in buffers for slot in buffer.plan.slots]
-    if receives_in_place(platform, unit.places, is_fused=unit.options.comm_fusion is not False):
+    if receives_in_place(platform, unit.places, is_fused=unit.options.is_fused):
         slots = [slot for slot in slots if not slot.is_leading]
     return found + ranks * size * sum(slot.numel for slot in slots)
 

@@ -27,3 +27,8 @@ class Options:
     forward_prefetch: list[Any] | None = None
     """Units to gather when this one's forward begins; None: by the order of the pass before."""
     backward_prefetch: list[Any] | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether parameters travel together, as far as that is possible."""
+        return self.comm_fusion is not False

@@ -31,7 +31,6 @@ class Wishes:
     op: ReduceOp = "mean"
     factor: Any = None
     """Every gradient is multiplied by it once: a number, a tensor with one element, or None."""
-    is_fused: bool = True
     all_reduce: bool = True
     """Whether replicas are reduced now, or in a later backward."""
 
@@ -40,7 +39,14 @@ class Reduction:
     """One reduction, from its launch until the gradients of the shards are there."""
 
     def __init__(
-        self, streams: Streams, places: Places, lines: Lines, wishes: Wishes, target: ShardGradients
+        self,
+        streams: Streams,
+        places: Places,
+        lines: Lines,
+        wishes: Wishes,
+        target: ShardGradients,
+        *,
+        is_fused: bool,
     ) -> None:
         self.platform: Platform = streams.platform
         self.streams = streams
@@ -48,6 +54,7 @@ class Reduction:
         self.lines = lines
         self.wishes = wishes
         self.target = target
+        self.is_fused = is_fused
         platform, kind = streams.platform, streams.device.name
         self._is_native = wishes.op in platform.native_reduce_ops(kind) and platform.can_reduce(
             lines.dtype, kind
@@ -114,7 +121,7 @@ class Reduction:
 
     def _packed(self, gradients: Gradients) -> list[Tensor]:
         """What is scattered, rank by rank: 1-D each."""
-        takes_several = not self.wishes.is_fused or self.platform.can_coalesce(self.streams.device.name)
+        takes_several = not self.is_fused or self.platform.can_coalesce(self.streams.device.name)
         if self.places.num_shards > 1 and takes_several:
             return self.lines.blocks(gradients)
         return [self.platform.reshape(self.lines.rows(gradients), (-1,))]
@@ -146,7 +153,7 @@ class Reduction:
         if self.places.num_shards == 1:
             return []
         outs = targets[: len(blocks)]
-        if len(blocks) > 1 and self.wishes.is_fused:
+        if len(blocks) > 1 and self.is_fused:
             if self._is_native:
                 work: Any = reduce_scatter_into_each(outs, blocks, op, group, self.lines.nbytes, async_op)
             else:

@@ -50,11 +50,6 @@ class ShardGradients:
             )
         return self.platform.add_(total, row)
 
-    @property
-    def has_kept(self) -> bool:
-        """Whether lines wait for the reduction of replicas."""
-        return bool(self._kept)
-
     def forget(self) -> None:
         """Drop what waits."""
         self._kept = {}

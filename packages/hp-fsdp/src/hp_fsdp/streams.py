@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from hp_platform.platform import Platform
@@ -52,10 +51,6 @@ class Streams:
     def async_op(self) -> bool:
         """How collectives are started inside of :meth:`run`: on a side stream they may run in its order."""
         return not self.are_real
-
-    def use(self, stream: Any) -> AbstractContextManager[None]:
-        """Queue on a side stream."""
-        return self.device.use_stream(stream)
 
 
 class Task:

@@ -121,7 +121,12 @@ class Unit(UnitParameters):
         for lines in self.arrangement.lines(taking_part):
             with self._named("reduce"):
                 reduction = Reduction(
-                    self.context.streams, self.places, lines, self.options.wishes, self.gradients
+                    self.context.streams,
+                    self.places,
+                    lines,
+                    self.options.wishes,
+                    self.gradients,
+                    is_fused=self.options.is_fused,
                 )
                 self.context.launch(reduction)
 

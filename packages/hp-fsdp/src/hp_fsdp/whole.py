@@ -67,11 +67,6 @@ class WholeParameters:
         self._wire_nbytes = numel * platform.itemsize(dtype)
 
     @property
-    def numel(self) -> int:
-        """Elements in memory while the parameters are whole."""
-        return sum(math.prod(storage.shape) for storage in self._storages)
-
-    @property
     def storages(self) -> list[Tensor]:
         """Tensors that together are all memory of the whole parameters."""
         return self._storages
@@ -255,13 +250,14 @@ class ReplicatedParameters:
             return
         platform = self.platform
         fulls = [param.full for param in self.params]
-        values = [platform.detach(param.shard) for param in self.params]
         if self.rows:
             values = [
                 platform.reshape(part, param.shape)
                 for row in self.rows
                 for param, part in zip(row.params, self._on_device(row), strict=True)
             ]
+        else:
+            values = [platform.detach(param.shard) for param in self.params]
         with platform.preserve_version(fulls):
             for full, value in zip(fulls, values, strict=True):
                 platform.copy_(full, value)
