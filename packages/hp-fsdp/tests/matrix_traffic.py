@@ -107,7 +107,13 @@ def _add_pass(found: Traffic, sharded: Sharded, part: int, *, is_last: bool) -> 
         beside = sum(numel for n, numel in unit.uncut.items() if sharded.trains[n])
         if grid.num_shards > 1:
             reductions = sum(numel > 0 for numel in unit.reduced) + 1 if case.fusion is False else 1
-            found.add("reduce_scatter", reductions, grid.num_shards * line * wide)
+            sends_narrow = (
+                compute < wide
+                and platform.supports("exchange", sharded.world.device)
+                and case.accumulate != "whole"
+            )
+            kind, size = ("all_to_all", compute) if sends_narrow else ("reduce_scatter", wide)
+            found.add(kind, reductions, grid.num_shards * line * size)
             found.add("all_reduce", int(beside > 0), beside * wide)
         if grid.num_replicas > 1 and (case.accumulate != "shards" or is_last):
             found.add("all_reduce", 1, (line + beside) * wide)

@@ -82,7 +82,7 @@ def test_outputs_come_in_output_dtype(world: World) -> None:
 
 @pytest.mark.parametrize("reduce_dtype", [None, "float32"])
 @distributed(world_size=2)
-def test_gradients_travel_in_reduce_dtype_and_arrive_in_the_original_one(
+def test_gradients_travel_as_they_were_computed_and_arrive_in_the_original_dtype(
     world: World, reduce_dtype: str | None
 ) -> None:
     platform = world.platform
@@ -91,7 +91,13 @@ def test_gradients_travel_in_reduce_dtype_and_arrive_in_the_original_one(
         platform.backward([loss_of(platform, output)])
     # Two lines of half the weight, the scalar, and two numbers for use.
     numel = 2 * (8 + 1 + 2)
-    assert counted.nbytes("reduce_scatter") == numel * (4 if reduce_dtype else 2)
+    if reduce_dtype is None:
+        assert counted.nbytes("reduce_scatter") == numel * 2
+    elif platform.supports("exchange", world.device):
+        counted.assert_counts(all_to_all=1)
+        assert counted.nbytes("all_to_all") == numel * 2, "widened where they are added up, not before"
+    else:
+        assert counted.nbytes("reduce_scatter") == numel * 4
     for _, parameter in platform.named_parameters(seen.module):
         assert platform.dtype_name(platform.get_grad(parameter).dtype) == "float32"
 

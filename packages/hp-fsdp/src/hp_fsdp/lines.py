@@ -41,33 +41,46 @@ class Lines:
         self.device = device
         self.sizes = [*(slot.numel for slot in self.slots), len(self.scalars) + len(self.params)]
         """Elements of the parts of one line, the tail last."""
-        self.nbytes = sum(self.sizes) * num_shards * platform.itemsize(dtype)
-        """Of all lines."""
+        self.narrow_dtype = self._narrow_dtype()
+        """In which the gradients of one backward can travel; see [Note: narrow on the wire]. None: in :attr:`dtype` only."""
         self._buffer_numels = [slot.numel * num_shards for slot in self.slots]
         self.replicated_sizes = [math.prod(param.shape) for param in self.replicated]
         ones = [1] * len(self.scalars)
         self._sizes_of_parts = [*self.sizes[:-1], *ones, len(self.params), *self.replicated_sizes]
         self._writes_views = platform.supports("write_into_view", device)
-        self._all_used: Tensor | None = None
+        self._all_used: dict[DType, Tensor] = {}
 
-    def blocks(self, gradients: Gradients) -> list[Tensor]:
-        """Per parameter its chunks, rank by rank, and the tail, rank by rank: 1-D.
+    def nbytes(self, dtype: DType) -> int:
+        """Of all lines, if they travel in ``dtype``."""
+        return sum(self.sizes) * self.num_shards * self.platform.itemsize(dtype)
+
+    def _narrow_dtype(self) -> DType | None:
+        platform, found = self.platform, {param.compute_dtype for param in self.params}
+        if self.num_shards == 1 or len(found) != 1 or not platform.supports("exchange", self.device):
+            return None
+        (dtype,) = found
+        is_narrower = platform.itemsize(dtype) < platform.itemsize(self.dtype)
+        comes_wide = any(param.has_wide_gradient for param in self.params)
+        return dtype if is_narrower and not comes_wide else None
+
+    def blocks(self, gradients: Gradients, dtype: DType) -> list[Tensor]:
+        """Per parameter its chunks, rank by rank, and the tail, rank by rank: 1-D, in ``dtype``.
 
         Gradients that lie as they must are taken as they are; for the others there is one buffer, filled in one pass.
         """
         platform = self.platform
         if not self._writes_views:
-            columns = platform.split(self.rows(gradients), self.sizes, 1)
+            columns = platform.split(self.rows(gradients, dtype), self.sizes, 1)
             return [platform.reshape(platform.contiguous(part), (-1,)) for part in columns]
         given = list(gradients[: len(self.sharded)])
-        ready = [self._is_ready(x, slot) for x, slot in zip(given, self.slots, strict=True)]
+        ready = [self._is_ready(x, slot, dtype) for x, slot in zip(given, self.slots, strict=True)]
         rest = [numel for numel, is_ready in zip(self._buffer_numels, ready, strict=True) if not is_ready]
         blocks: list[Tensor] = []
         targets: list[Tensor] = []
         values: list[Tensor] = []
         if rest:
             # The host's time counts here: one buffer and one launch for all.
-            parts = iter(platform.split(platform.empty((sum(rest),), self.dtype, self.device), rest))
+            parts = iter(platform.split(platform.empty((sum(rest),), dtype, self.device), rest))
         for x, slot, is_ready in zip(given, self.slots, ready, strict=True):
             if is_ready:
                 blocks.append(platform.reshape(x, (-1,)))
@@ -76,24 +89,24 @@ class Lines:
             self._plan_copy(block, x, slot, targets, values)
             blocks.append(block)
         platform.foreach_copy_(targets, values)
-        blocks.append(platform.reshape(self._tail(gradients), (-1,)))
+        blocks.append(platform.reshape(self._tail(gradients, dtype), (-1,)))
         return blocks
 
-    def rows(self, gradients: Gradients) -> Tensor:
-        """All lines as one tensor, ``(ranks, numel)``: for backends that take one tensor, and for those without writable views."""
+    def rows(self, gradients: Gradients, dtype: DType) -> Tensor:
+        """All lines as one tensor, ``(ranks, numel)`` in ``dtype``: for backends that take one tensor, and for those without writable views."""
         platform = self.platform
         if self.num_shards == 1 and self._writes_views:
-            return self._only_line(gradients)
+            return self._only_line(gradients, dtype)
         blocks = []
         for x, slot in zip(gradients[: len(self.sharded)], self.slots, strict=True):
             if x is None:
-                blocks.append(platform.zeros((self.num_shards, slot.numel), self.dtype, self.device))
+                blocks.append(platform.zeros((self.num_shards, slot.numel), dtype, self.device))
                 continue
-            x = platform.cast(x, self.dtype)
+            x = platform.cast(x, dtype)
             if slot.is_leading:
                 if slot.padding_numel:
                     flat = platform.reshape(x, (-1,))
-                    x = platform.cat([flat, platform.zeros((slot.padding_numel,), self.dtype, self.device)])
+                    x = platform.cat([flat, platform.zeros((slot.padding_numel,), dtype, self.device)])
                 blocks.append(platform.reshape(x, (self.num_shards, slot.numel)))
                 continue
             chunks = []
@@ -101,18 +114,18 @@ class Lines:
                 flat = platform.reshape(self._chunk(x, slot, rank), (-1,))
                 padding = slot.numel - slot.local_numel(rank)
                 if padding:
-                    flat = platform.cat([flat, platform.zeros((padding,), self.dtype, self.device)])
+                    flat = platform.cat([flat, platform.zeros((padding,), dtype, self.device)])
                 chunks.append(platform.reshape(flat, (1, slot.numel)))
             blocks.append(platform.cat(chunks))
-        blocks.append(self._tail(gradients))
+        blocks.append(self._tail(gradients, dtype))
         return platform.cat(blocks, 1)
 
-    def _only_line(self, gradients: Gradients) -> Tensor:
+    def _only_line(self, gradients: Gradients, dtype: DType) -> Tensor:
         """Of one rank: filled in one pass."""
         platform = self.platform
-        line = platform.empty((sum(self.sizes),), self.dtype, self.device)
+        line = platform.empty((sum(self.sizes),), dtype, self.device)
         *places, tail = platform.split(line, self.sizes)
-        targets, values = [platform.reshape(tail, (1, -1))], [self._tail(gradients)]
+        targets, values = [platform.reshape(tail, (1, -1))], [self._tail(gradients, dtype)]
         for place, x, slot in zip(places, gradients[: len(self.sharded)], self.slots, strict=True):
             self._plan_copy(place, x, slot, targets, values)
         platform.foreach_copy_(targets, values)
@@ -140,13 +153,13 @@ class Lines:
         at = len(self.sharded) + len(self.scalars)
         return [*found[:at], *found[at + 1 :]], found[at]
 
-    def _is_ready(self, x: Tensor | None, slot: Slot) -> bool:
+    def _is_ready(self, x: Tensor | None, slot: Slot, dtype: DType) -> bool:
         """Whether the gradient is its own block: nothing to convert, to pad or to move."""
         return (
             x is not None
             and slot.is_leading
             and not slot.padding_numel
-            and x.dtype == self.dtype
+            and x.dtype == dtype
             and self.platform.is_contiguous(x)
         )
 
@@ -176,21 +189,21 @@ class Lines:
         length = slot.local_shape(rank)[slot.dim]
         return self.platform.narrow(x, slot.dim, slot.local_start(rank), length)
 
-    def _tail(self, gradients: Gradients) -> Tensor:
+    def _tail(self, gradients: Gradients, dtype: DType) -> Tensor:
         platform = self.platform
         scalars = gradients[len(self.sharded) : len(self.sharded) + len(self.scalars)]
         used = [float(x is not None) for x in gradients]
         parts = []
         for x in scalars:
-            one = platform.zeros((), self.dtype, self.device) if x is None else platform.cast(x, self.dtype)
+            one = platform.zeros((), dtype, self.device) if x is None else platform.cast(x, dtype)
             parts.append(platform.reshape(one, (1, 1)))
         if not all(used):
-            parts.append(platform.tensor([used], self.dtype, self.device))
+            parts.append(platform.tensor([used], dtype, self.device))
         elif scalars:
-            parts.append(platform.full((1, len(used)), 1.0, self.dtype, self.device))
+            parts.append(platform.full((1, len(used)), 1.0, dtype, self.device))
         else:  # the common case: the same tail every time
-            if self._all_used is None:
-                self._all_used = platform.full((self.num_shards, len(used)), 1.0, self.dtype, self.device)
-            return self._all_used
+            if dtype not in self._all_used:
+                self._all_used[dtype] = platform.full((self.num_shards, len(used)), 1.0, dtype, self.device)
+            return self._all_used[dtype]
         line = parts[0] if len(parts) == 1 else platform.cat(parts, 1)
         return line if self.num_shards == 1 else platform.cat([line] * self.num_shards)

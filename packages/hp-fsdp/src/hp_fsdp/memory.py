@@ -223,7 +223,10 @@ def _gradients(platform: Platform, unit: Unit) -> tuple[int, int, int]:
         replicated = sum(lines.replicated_sizes)
         received = (sum(lines.sizes) + replicated) * size
         if places.num_shards > 1:
-            reduction = reduction + (places.num_shards * sum(lines.sizes) + replicated) * size
+            narrow = lines.narrow_dtype
+            # Of narrow ones as much is received as is sent, before it is added up.
+            sent = lines.nbytes(lines.dtype) if narrow is None else 2 * lines.nbytes(narrow)
+            reduction = reduction + sent + replicated * size
         casts = [param for param in lines.params if param.dtype != lines.dtype and not keeps_main]
         gradients = gradients + sum(
             math.prod(param.local_shape(places.shard_rank)) * platform.itemsize(param.dtype)

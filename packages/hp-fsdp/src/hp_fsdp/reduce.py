@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hp_fsdp.lines import Gradients, Lines
+from hp_fsdp.narrow_exchange import NarrowExchange
 from hp_fsdp.offload import Landing
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
@@ -47,7 +48,9 @@ class Reduction:
         target: ShardGradients,
         *,
         is_fused: bool,
+        is_of_one_backward: bool,
     ) -> None:
+        """``is_of_one_backward``: no gradients of earlier ones wait to be reduced. The same on all ranks."""
         self.platform: Platform = streams.platform
         self.streams = streams
         self.places = places
@@ -60,6 +63,10 @@ class Reduction:
             lines.dtype, kind
         )
         """Whether the backend reduces as it is wished."""
+        narrow = lines.narrow_dtype if is_of_one_backward else None
+        self._dtype = lines.dtype if narrow is None else narrow
+        """In which gradients travel."""
+        self._exchange: NarrowExchange | None = None
         self._task: Task | None = None
         self._kept: Any = None
         self._undecided: Callable[[], None] | None = None
@@ -70,31 +77,35 @@ class Reduction:
         """Take the gradients and send them.
 
         Communication: one reduce-scatter of the lines over the shard group (without fusion one per parameter, and one of
-        tails); one all-reduce there of replicated parameters that are no scalars, if there are any; then, on a 2-D mesh and
+        tails), or an all-to-all instead of it ([Note: narrow on the wire]); one all-reduce there of replicated parameters that are no scalars, if there are any; then, on a 2-D mesh and
         unless it was put off, one all-reduce of the result over the replicate group.
         """
-        lines, streams = self.lines, self.streams
+        lines, streams, wishes = self.lines, self.streams, self.wishes
         gradients = [param.take_gradient() for param in lines.params]
         absent = [x is None for x in gradients]
         blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
         row, targets = self._received(blocks, replicated)
+        if self._dtype != lines.dtype:
+            self._exchange = NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused)
         # Kept until the reduction is over: see [Note: memory and streams].
         self._kept = (row, targets, blocks, replicated)
 
         def start() -> Callable[[], None]:
-            works = self._exchange(blocks, replicated, targets)
+            works = self._send(blocks, replicated, targets)
 
             def follow() -> None:
                 for work in works:
                     work.wait()
                 if self._is_dropped:
                     return
+                if self._exchange is not None:
+                    self._exchange.add_up(row, targets[: len(blocks)], wishes.op)
                 self._settle(self._joined(targets) if row is None else row, absent)
 
             return follow
 
         has_more = self.target.host is not None or (
-            self.places.replicate_group is not None and self.wishes.all_reduce
+            self.places.replicate_group is not None and wishes.all_reduce
         )
         self._task = streams.run(streams.reduce, start, streams.after_reduce if has_more else None)
 
@@ -102,7 +113,7 @@ class Reduction:
         """Gradients of the shards are there for what the computation does next, and the buffers may be used again."""
         if self._task is not None:
             self._task.wait()
-            self._task = self._kept = None
+            self._task = self._kept = self._exchange = None
         if self._undecided is not None:
             undecided, self._undecided = self._undecided, None
             undecided()
@@ -123,8 +134,8 @@ class Reduction:
         """What is scattered, rank by rank: 1-D each."""
         takes_several = not self.is_fused or self.platform.can_coalesce(self.streams.device.name)
         if self.places.num_shards > 1 and takes_several:
-            return self.lines.blocks(gradients)
-        return [self.platform.reshape(self.lines.rows(gradients), (-1,))]
+            return self.lines.blocks(gradients, self._dtype)
+        return [self.platform.reshape(self.lines.rows(gradients, self._dtype), (-1,))]
 
     def _received(
         self, blocks: list[Tensor], replicated: Tensor | None
@@ -148,14 +159,18 @@ class Reduction:
     def _joined(self, targets: list[Tensor]) -> Tensor:
         return targets[0] if len(targets) == 1 else self.platform.cat(targets)
 
-    def _exchange(self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor]) -> list[Any]:
+    def _send(self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor]) -> list[Any]:
+        """Handles to wait for, where launches do not run in the order of a stream."""
         group, op, async_op = self.places.shard_group, self.wishes.op, self.streams.async_op
         if self.places.num_shards == 1:
             return []
         outs = targets[: len(blocks)]
-        if len(blocks) > 1 and self.is_fused:
+        if self._exchange is not None:
+            works = self._exchange.start(async_op=async_op)
+        elif len(blocks) > 1 and self.is_fused:
             if self._is_native:
-                work: Any = reduce_scatter_into_each(outs, blocks, op, group, self.lines.nbytes, async_op)
+                nbytes = self.lines.nbytes(self._dtype)
+                work: Any = reduce_scatter_into_each(outs, blocks, op, group, nbytes, async_op)
             else:
                 work = collectives.reduce_scatter_coalesced(blocks, group, op, outs=outs, async_op=async_op)
             works = [work]

@@ -115,7 +115,7 @@ class Unit(UnitParameters):
         """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train, and owe nothing, take no part."""
         assert self.context is not None
         taking_part = tuple(param.trains or param in self.owing for param in self.params)
-        self.owes_sync = False
+        owed, self.owes_sync = self.owes_sync, False
         self.owing = set()
         self.owes_all_reduce = not (self.options.wishes.all_reduce or self.places.replicate_group is None)
         for lines in self.arrangement.lines(taking_part):
@@ -127,6 +127,7 @@ class Unit(UnitParameters):
                     self.options.wishes,
                     self.gradients,
                     is_fused=self.options.is_fused,
+                    is_of_one_backward=not owed,
                 )
                 self.context.launch(reduction)
 

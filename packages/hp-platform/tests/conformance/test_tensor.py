@@ -456,6 +456,21 @@ def test_foreach_functions_accept_no_tensors(platform):
     assert platform.foreach_split([], []) == []
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"), [("sum", [1.0 + 2.0**-12, 6.0]), ("mean", [(1.0 + 2.0**-12) / 2, 3.0])]
+)
+def test_rows_are_reduced_in_the_dtype_of_the_result(platform, make, equal, op, expected):
+    """The first sum needs 13 bits: float16 has 11."""
+    x = make([9.0, 9.0, 9.0], "float32")
+    target = (
+        platform.narrow(x, 0, 0, 2)
+        if platform.supports("write_into_view", platform.device_of(x))
+        else make([9.0, 9.0])
+    )
+    platform.reduce_rows_(target, make([[1.0, 2.0], [2.0**-12, 4.0]], "float16"), op)
+    equal(target, expected)
+
+
 def test_foreach_writes_leave_parameters_trainable(platform, make, equal):
     parameters = [platform.parameter(make([1.0])), platform.parameter(make([2.0, 3.0]))]
     platform.foreach_mul_(parameters, 2.0)

@@ -191,6 +191,22 @@ def test_several_collectives_go_in_one_launch(world: World, async_op: bool) -> N
     finish(p.reduce_scatter_coalesced_into(outs, xs, "sum", g, async_op), async_op)
     for out in outs:
         same(out, torch.full_like(out, sum(range(w))))
+    # Parts of larger tensors, as a reduction has them: block i of rank r for rank s holds 10 i + 100 r + s.
+    xs = [
+        torch.cat([full(world, (n,), 10 * i + 100 * r + s, "bfloat16") for s in range(w)])
+        for i, n in enumerate((1, 3))
+    ]
+    landed = full(world, (w, 4), -1, "bfloat16")
+    blocks = [[row[:1] for row in landed], [row[1:] for row in landed]]
+    parts = [list(x.split(n)) for x, n in zip(xs, (1, 3), strict=True)]
+    finish(p.all_to_all_coalesced_into(blocks, parts, g, async_op), async_op)
+    for sender, row in enumerate(landed):
+        same(
+            row,
+            torch.cat(
+                [full(world, (n,), 10 * i + 100 * sender + r, "bfloat16") for i, n in enumerate((1, 3))]
+            ),
+        )
 
 
 @distributed(2, backends=TORCH)

@@ -221,13 +221,19 @@ def test_a_coalesced_launch_says_whether_a_handle_is_wanted(platform: TorchPlatf
     names = ("allreduce_coalesced", scatter.format("tensor"), scatter.format("single"))
     names = (*names, gather.format("", "into_tensor"), gather.format("_", "single"))
     group, x = SimpleNamespace(**dict.fromkeys(names, launch)), torch.zeros(2)
+    group.alltoall, group._start_coalescing, group._end_coalescing = (
+        launch,
+        lambda device: None,
+        lambda device: work,
+    )
     for made in (
         platform.all_gather_coalesced_into([torch.zeros(4)], [x], group, async_op),
         platform.reduce_scatter_coalesced_into([x], [torch.zeros(4)], "sum", group, async_op),
         platform.all_reduce_coalesced_([x], "sum", group, async_op),
+        platform.all_to_all_coalesced_into([[x, x]], [[x, x]], group, async_op),
     ):
         assert made is (work if async_op else None)
-    assert told == ([True] * 3 if async_op else [False, "waited"] * 3)
+    assert told == ([True] * 4 if async_op else [False, "waited"] * 4)
 
 
 def test_torchs_own_layers_initialise_themselves(platform: TorchPlatform) -> None:

@@ -1,8 +1,8 @@
-"""Coalesced collectives for runtimes that launch the same thing every step, and have checked it when they planned it.
+"""Collectives for runtimes that launch the same thing every step, and have checked it when they planned it.
 
 The host's time of a step goes into such launches: looking at every tensor once more costs more than the launch itself. So
-nothing is looked at here. The caller vouches: a group of several ranks, a backend that coalesces (``platform.can_coalesce``),
-contiguous tensors outside of any graph, of one dtype that the backend moves and reduces, not truth values, at least one with
+nothing is looked at here. The caller vouches: a group of several ranks, a backend that coalesces (``platform.can_coalesce``) if
+there are several tensors, contiguous tensors outside of any graph, of one dtype that the backend moves and reduces, not truth values, at least one with
 elements, results that fit. Launches are recorded and counted as all others are.
 """
 
@@ -48,6 +48,48 @@ def reduce_scatter_into_each(
         group,
         nbytes,
         lambda a: platform.reduce_scatter_coalesced_into(outs, xs, op, native, a),
+        _nothing,
+        async_op,
+        len(xs),
+    )
+
+
+def all_to_all_into(
+    out: Tensor, x: Tensor, group: ProcessGroup, nbytes: int, async_op: bool
+) -> Work[None] | None:
+    """``out`` becomes the ranks' blocks for this rank, one after the other, as many as ``x`` has for them: all of one size.
+
+    The result as of :func:`all_gather_into_each`.
+    """
+    platform, native = get_platform(), group.native
+    sizes = [x.shape[0] // group.size] * group.size
+    return launch(
+        "all_to_all",
+        group,
+        nbytes,
+        lambda a: platform.all_to_all_into(out, x, sizes, sizes, native, a),
+        _nothing,
+        async_op,
+    )
+
+
+def all_to_all_into_each(
+    outs: Sequence[Sequence[Tensor]],
+    xs: Sequence[Sequence[Tensor]],
+    group: ProcessGroup,
+    nbytes: int,
+    async_op: bool,
+) -> Work[None] | None:
+    """``outs[i][r]`` become what rank r has for this one: its ``xs[i][own rank]``. ``nbytes`` of all ``xs`` together.
+
+    The result as of :func:`all_gather_into_each`.
+    """
+    platform, native = get_platform(), group.native
+    return launch(
+        "all_to_all",
+        group,
+        nbytes,
+        lambda a: platform.all_to_all_coalesced_into(outs, xs, native, a),
         _nothing,
         async_op,
         len(xs),

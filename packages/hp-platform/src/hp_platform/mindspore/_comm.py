@@ -202,6 +202,28 @@ class MindSporeCommOps(MindSporeP2POps):
         pairs = zip(outs, xs, strict=True)
         return self._each([self.reduce_scatter_into(out, x, op, group, True) for out, x in pairs], async_op)
 
+    def all_to_all_coalesced_into(
+        self, outs: Sequence[Sequence[Any]], xs: Sequence[Sequence[Any]], group: str, async_op: bool
+    ) -> Work | None:
+        """One after the other."""
+        works = []
+        for blocks, x in zip(outs, xs, strict=True):
+            sizes = [int(block.shape[0]) for block in blocks]
+            out = mint.cat(list(blocks))
+            work = self.all_to_all_into(
+                out, mint.cat(list(x)), sizes, [int(y.shape[0]) for y in x], group, True
+            )
+            works.append((work, out, blocks, sizes))
+
+        def finish() -> None:
+            for work, out, blocks, sizes in works:
+                if work is not None:
+                    work.wait()
+                for block, part in zip(blocks, mint.split(out, sizes), strict=True):
+                    fill(block, part)
+
+        return started([], finish, self._drain, async_op=async_op)
+
     # --- the pieces
     def _started(self, launch: Launch, finish: Callable[[], None], async_op: bool) -> Work | None:
         return started([launch], finish, self._drain, async_op=async_op)

@@ -197,3 +197,13 @@ class CommOps(Protocol):
     ) -> NativeWork | None:
         """:meth:`reduce_scatter_into` of pairs."""
         ...
+
+    def all_to_all_coalesced_into(
+        self,
+        outs: Sequence[Sequence[Tensor]],
+        xs: Sequence[Sequence[Tensor]],
+        group: NativeGroup,
+        async_op: bool,
+    ) -> NativeWork | None:
+        """Several exchanges: ``outs[i][r]`` becomes rank r's ``xs[i][own rank]``."""
+        ...

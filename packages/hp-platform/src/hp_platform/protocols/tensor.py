@@ -248,3 +248,7 @@ class TensorOps(Protocol):
     def foreach_mul_(self, xs: Sequence[AnyTensor], factor: float) -> None:
         """``mul_`` of each by one number."""
         ...
+
+    def reduce_rows_(self, x: AnyTensor, rows: AnyTensor, op: str) -> AnyTensor:
+        """``x`` ``(n,)`` becomes the ``"sum"`` or ``"mean"`` of ``rows`` ``(r, n)`` along dim 0, computed in the dtype of ``x``."""
+        ...

@@ -234,6 +234,22 @@ class TorchCommOps:
         )
         return after(_ended(scatter(list(outs), list(xs), options), async_op), finish)
 
+    def all_to_all_coalesced_into(
+        self,
+        outs: Sequence[Sequence[torch.Tensor]],
+        xs: Sequence[Sequence[torch.Tensor]],
+        group: Any,
+        async_op: bool,
+    ) -> Any:
+        """Exchange lists."""
+        device = xs[0][0].device
+        options = c10d.AllToAllOptions()
+        options.asyncOp = async_op
+        group._start_coalescing(device)
+        for out, x in zip(outs, xs, strict=True):
+            group.alltoall([self._movable(y) for y in out], [self._movable(y) for y in x], options)
+        return _ended(group._end_coalescing(device), async_op)
+
     def _reducible(
         self, xs: Sequence[torch.Tensor], op: str
     ) -> tuple[Sequence[torch.Tensor], Callable[[], None] | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -234,6 +234,14 @@ class TorchTensorOps:
         if xs:
             with torch.no_grad():
                 torch._foreach_mul_(xs, factor)
+
+    def reduce_rows_(self, x: torch.Tensor, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """Sum or mean of rows."""
+        with torch.no_grad():
+            return _OF_ROWS[op](rows, 0, dtype=x.dtype, out=x)
+
+
+_OF_ROWS: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "mean": torch.mean}
 
 
 def _number_for(x: torch.Tensor, number: float) -> float | int:
