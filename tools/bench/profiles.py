@@ -38,10 +38,13 @@ class Kind(enum.Enum):
 
 COMMUNICATION = frozenset({Kind.GATHER, Kind.REDUCE})
 # The first that applies counts: a kernel of NCCL is named after its collective, one of attention may be built of gemms.
-# Copies between GPUs ("PtoP") are gathers by the copy engines. Names are compared in lower case.
+# Copies between GPUs ("PtoP") are gathers and exchanges by the copy engines. Names are compared in lower case.
 RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    (Kind.REDUCE, ("reducescatter", "allreduce", "reduce_scatter", "all_reduce", "onerankreduce")),
-    (Kind.GATHER, ("nccl", "allgather", "all_gather", "memcpy ptop")),
+    (
+        Kind.REDUCE,
+        ("reducescatter", "sendrecv", "allreduce", "reduce_scatter", "all_reduce", "onerankreduce"),
+    ),
+    (Kind.GATHER, ("nccl", "allgather", "all_gather", "memcpy ptop", "barrier_kernel")),
     (Kind.ADAMW, ("adam",)),
     (Kind.ATTENTION, ("flash", "fmha", "sdpa", "attention")),
     (Kind.MATMUL, ("nvjet", "gemm", "xmma", "cutlass", "splitk", "gemv")),

@@ -22,6 +22,8 @@ NAMES = {
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.GATHER,
     "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.GATHER,
     "Memcpy PtoP (Device -> Device)": Kind.GATHER,
+    "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)": Kind.GATHER,
+    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": Kind.REDUCE,
     "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.REDUCE,
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": Kind.REDUCE,
     "void (anonymous namespace)::oneRankReduce<(anonymous namespace)::FuncPreMulSum<float> >": Kind.REDUCE,

@@ -11,6 +11,7 @@ from hp_fsdp.layout import plan_rows
 from hp_fsdp.lines import Lines
 from hp_fsdp.offload import HOST, HostMemory, check_on_host
 from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
 from hp_fsdp.whole import ReplicatedParameters, WholeParameters
 from hp_platform.platform import Platform
@@ -131,10 +132,10 @@ class Arrangement:
         for whole in self.wholes:
             whole.free()
 
-    def launch(self, async_op: bool) -> Callable[[], None]:
+    def launch(self, async_op: bool, peers: Peers | None) -> Callable[[], None]:
         """Begin to fill them; what has to follow. See :meth:`WholeParameters.launch`."""
         self.replicated.fill()
-        follows = [whole.launch(async_op) for whole in self.wholes]
+        follows = [whole.launch(async_op, peers) for whole in self.wholes]
 
         def follow() -> None:
             for each in follows:

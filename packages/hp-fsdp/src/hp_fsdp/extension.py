@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
 from hp_platform import collectives
 from hp_platform.platform import Platform
@@ -113,10 +114,10 @@ class ExtendedWhole:
         for storage in self._storages:
             self.platform.resize_storage_(storage, 0)
 
-    def launch(self, async_op: bool) -> Callable[[], None]:
+    def launch(self, async_op: bool, peers: Peers | None) -> Callable[[], None]:
         """Start gathering what the extension makes of the piece; what has to follow.
 
-        Communication: one all-gather over the shard group for each tensor that the extension gives.
+        Communication: one all-gather over the shard group for each tensor that the extension gives; never through ``peers``.
         """
         platform, group = self.platform, self.places.shard_group
         with platform.recordable():  # what is made here stays

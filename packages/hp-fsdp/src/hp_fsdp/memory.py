@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
+from hp_fsdp.peers import Use, half_numel
 from hp_fsdp.unit import Unit, unit_of, units_in
 from hp_fsdp.whole import ALIGNMENT, receives_in_place
 from hp_platform.platform import Platform, get_platform
@@ -53,6 +54,8 @@ class MemoryPlan:
     """In the order of the modules, outer ones first: the root, then the others."""
     num_ahead: int = 1
     """How many units are gathered ahead of the one that runs; one, unless prefetch lists say more."""
+    peers: int = 0
+    """Memory that all ranks of a machine reach, from the first step on: see [Note: small halves] in :mod:`hp_fsdp.peers`."""
 
     @property
     def shards(self) -> int:
@@ -96,7 +99,7 @@ class MemoryPlan:
         if root.name == "":
             beside = max((max(unit.whole_gradients, unit.staging) for unit in others), default=0)
             passing = max(root.staging, root.whole_gradients + beside)
-        return self.shards + self.gradients + self.gathered + self.reductions + passing
+        return self.shards + self.gradients + self.gathered + self.reductions + self.peers + passing
 
     def __str__(self) -> str:
         """A line per unit and one for the whole, in MiB."""
@@ -110,6 +113,7 @@ class MemoryPlan:
         for label, nbytes in (
             ("gathered", self.gathered),
             ("reductions", self.reductions),
+            ("peer memory", self.peers),
             ("on the host", self.host),
             ("peak on device", self.peak),
         ):
@@ -154,7 +158,26 @@ def memory_plan(model: Any) -> MemoryPlan:
     for unit in units:
         is_root = id(unit) not in inner or unit.part_of is not None  # parts are freed when the root is
         found.append(_unit_memory(platform, unit, names[id(unit)], is_root=is_root))
-    return MemoryPlan(tuple(found), ahead)
+    return MemoryPlan(tuple(found), ahead, _peer_memory(platform, units))
+
+
+def _peer_memory(platform: Platform, units: list[Unit]) -> int:
+    """Bytes of the halves, two for each use, dtype and group."""
+    largest: dict[tuple[Any, Use, DType], int] = {}
+    for unit in units:
+        if not unit.copies_between_peers:
+            continue
+        lines = unit.arrangement.lines(tuple(param.trains for param in unit.params))
+        uses: list[tuple[Use, DType]] = [("exchange", each.narrow_dtype or each.dtype) for each in lines]
+        cut = [param for param in unit.params if param.dim is not None and not param.is_extended]
+        uses.extend(("gather", param.compute_dtype) for param in cut)
+        for use, dtype in uses:
+            key = (unit.places.shard_group, use, dtype)
+            largest[key] = max(largest.get(key, 0), unit.longest_row)
+    return sum(
+        2 * platform.itemsize(dtype) * half_numel(use, numel, group.size, platform.itemsize(dtype))
+        for (group, use, dtype), numel in largest.items()
+    )
 
 
 def _largest(numbers: Iterable[int], count: int) -> int:
@@ -224,8 +247,10 @@ def _gradients(platform: Platform, unit: Unit) -> tuple[int, int, int]:
         received = (sum(lines.sizes) + replicated) * size
         if places.num_shards > 1:
             narrow = lines.narrow_dtype
-            # Of narrow ones as much is received as is sent, before it is added up.
-            sent = lines.nbytes(lines.dtype) if narrow is None else 2 * lines.nbytes(narrow)
+            # Of narrow ones as much is received as is sent, before it is added up; peers receive in their halves.
+            sent = lines.nbytes(lines.dtype if narrow is None else narrow)
+            if narrow is not None and not unit.copies_between_peers:
+                sent = 2 * sent
             reduction = reduction + sent + replicated * size
         casts = [param for param in lines.params if param.dtype != lines.dtype and not keeps_main]
         gradients = gradients + sum(

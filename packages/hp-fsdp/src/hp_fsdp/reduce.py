@@ -14,6 +14,8 @@ from typing import Any, Literal
 from hp_fsdp.lines import Gradients, Lines
 from hp_fsdp.narrow_exchange import NarrowExchange
 from hp_fsdp.offload import Landing
+from hp_fsdp.peer_exchange import PeerExchange
+from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.streams import Streams, Task
@@ -49,8 +51,11 @@ class Reduction:
         *,
         is_fused: bool,
         is_of_one_backward: bool,
+        peers: Peers | None = None,
     ) -> None:
-        """``is_of_one_backward``: no gradients of earlier ones wait to be reduced. The same on all ranks."""
+        """``is_of_one_backward``: no gradients of earlier ones wait to be reduced. The same on all ranks. ``peers``: who reaches
+        each other's memory; None: nobody, or that is not wanted.
+        """
         self.platform: Platform = streams.platform
         self.streams = streams
         self.places = places
@@ -66,7 +71,8 @@ class Reduction:
         narrow = lines.narrow_dtype if is_of_one_backward else None
         self._dtype = lines.dtype if narrow is None else narrow
         """In which gradients travel."""
-        self._exchange: NarrowExchange | None = None
+        self._peers = peers
+        self._exchange: NarrowExchange | PeerExchange | None = None
         self._task: Task | None = None
         self._kept: Any = None
         self._undecided: Callable[[], None] | None = None
@@ -77,28 +83,28 @@ class Reduction:
         """Take the gradients and send them.
 
         Communication: one reduce-scatter of the lines over the shard group (without fusion one per parameter, and one of
-        tails), or an all-to-all instead of it ([Note: narrow on the wire]); one all-reduce there of replicated parameters that are no scalars, if there are any; then, on a 2-D mesh and
-        unless it was put off, one all-reduce of the result over the replicate group.
+        tails), or an all-to-all instead of it ([Note: narrow on the wire]); one all-reduce there of replicated parameters that
+        are no scalars, if there are any; then, on a 2-D mesh and unless it was put off, one all-reduce of the result over the
+        replicate group.
         """
         lines, streams, wishes = self.lines, self.streams, self.wishes
         gradients = [param.take_gradient() for param in lines.params]
         absent = [x is None for x in gradients]
         blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
         row, targets = self._received(blocks, replicated)
-        if self._dtype != lines.dtype:
-            self._exchange = NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused)
+        self._exchange = self._exchange_of(blocks, row)
         # Kept until the reduction is over: see [Note: memory and streams].
         self._kept = (row, targets, blocks, replicated)
 
         def start() -> Callable[[], None]:
-            works = self._send(blocks, replicated, targets)
+            works = self._send(blocks, replicated, targets, row)
 
             def follow() -> None:
                 for work in works:
                     work.wait()
                 if self._is_dropped:
                     return
-                if self._exchange is not None:
+                if isinstance(self._exchange, NarrowExchange):
                     self._exchange.add_up(row, targets[: len(blocks)], wishes.op)
                 self._settle(self._joined(targets) if row is None else row, absent)
 
@@ -159,13 +165,32 @@ class Reduction:
     def _joined(self, targets: list[Tensor]) -> Tensor:
         return targets[0] if len(targets) == 1 else self.platform.cat(targets)
 
-    def _send(self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor]) -> list[Any]:
+    def _exchange_of(self, blocks: list[Tensor], row: Tensor | None) -> NarrowExchange | PeerExchange | None:
+        """What is done instead of a reduce-scatter."""
+        is_narrow = self._dtype != self.lines.dtype
+        if self._peers is not None and row is not None:
+            halves = self._peers.halves("exchange", self._dtype)
+            if halves is not None:
+                return PeerExchange(
+                    self.platform, halves, blocks, "all_to_all" if is_narrow else "reduce_scatter"
+                )
+        return (
+            NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused) if is_narrow else None
+        )
+
+    def _send(
+        self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor], row: Tensor | None
+    ) -> list[Any]:
         """Handles to wait for, where launches do not run in the order of a stream."""
         group, op, async_op = self.places.shard_group, self.wishes.op, self.streams.async_op
         if self.places.num_shards == 1:
             return []
         outs = targets[: len(blocks)]
-        if self._exchange is not None:
+        if isinstance(self._exchange, PeerExchange):
+            assert row is not None
+            self._exchange.run(row, op)
+            works = []
+        elif self._exchange is not None:
             works = self._exchange.start(async_op=async_op)
         elif len(blocks) > 1 and self.is_fused:
             if self._is_native:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from hp_fsdp.order import Order
 from hp_fsdp.parts import split_root
+from hp_fsdp.peers import Peers
 from hp_fsdp.reduce import Reduction
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Streams, Task
 from hp_fsdp.unit import Unit, units_in
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform import _process
+from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform
 
 MAX_REDUCTIONS = 2
@@ -55,6 +57,7 @@ class RootContext:
         """Whose gradients are on their way to the host, or there."""
         self.reading: Task | None = None
         """The last gather of offloaded shards; see [Note: when the host may write]."""
+        self._peers: dict[ProcessGroup, Peers] = {}
         self.number = max((other.number for other in _process.state.sharded_roots), default=0) + 1
         """Of the roots in this process, by age: all ranks end their reductions in this order."""
         _process.state.sharded_roots.add(self)
@@ -112,6 +115,22 @@ class RootContext:
         if self.reading is not None:
             self.reading.synchronize()
             self.reading = None
+
+    def peers_of(self, unit: UnitParameters) -> Peers | None:
+        """Whose memory the unit's gathers and reductions may go through; None: they are collectives.
+
+        The first time all ranks of the unit's shard group call. See :mod:`hp_fsdp.peers`.
+        """
+        if not unit.copies_between_peers:
+            return None
+        places = unit.places
+        found = self._peers.get(places.shard_group)
+        if found is None:
+            same = [other for other in self.units if other.places.shard_group is places.shard_group]
+            largest = max(other.longest_row for other in same)
+            found = Peers(self.platform, places.shard_group, places.device, largest)
+            self._peers[places.shard_group] = found
+        return found
 
     def _close_rounds(self) -> None:
         """Units of several modules of which only some were called, or that an exception left."""

@@ -128,6 +128,7 @@ class Unit(UnitParameters):
                     self.gradients,
                     is_fused=self.options.is_fused,
                     is_of_one_backward=not owed,
+                    peers=self.context.peers_of(self),
                 )
                 self.context.launch(reduction)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.options import Options
 from hp_fsdp.parameter import OWNER_MARK, ManagedParameter
+from hp_fsdp.peers import may_reach
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.small_world import SmallWorld
@@ -87,6 +89,18 @@ class UnitParameters:
                 self._arrange(self.params)
             self.arrangement.refresh()
 
+    @property
+    def copies_between_peers(self) -> bool:
+        """Whether gathers and reductions go through the memory of peers, if the ranks reach each other's; see :mod:`hp_fsdp.peers`."""
+        options = self.options
+        is_wanted = options.zero_copy is not False and options.is_fused
+        return is_wanted and may_reach(self.platform, self.places)
+
+    @property
+    def longest_row(self) -> int:
+        """Elements of a rank's part of a gather or reduction, at most."""
+        return sum(buffer.plan.numel for buffer in self.arrangement.buffers) + 2 * len(self.params)
+
     # --- gathering
     def launch_gather(self) -> None:
         """Begin to fill the whole parameters with the shards' present values, if they are not there.
@@ -99,11 +113,13 @@ class UnitParameters:
         streams = self.context.streams
         small_world = self.small_world
         with self.platform.no_grad(), self._named("gather"):
+            start: Callable[[bool], Callable[[], None]]
             if small_world is not None and small_world.is_full:
                 start = small_world.launch
             else:
                 self.context.look_at_shards(self)
-                start = self.arrangement.launch
+                peers = self.context.peers_of(self)
+                start = functools.partial(self.arrangement.launch, peers=peers)
             self.arrangement.allocate()
             self._gathering = streams.run(streams.gather, lambda: start(streams.async_op))
         if self.options.offload:

@@ -10,6 +10,8 @@ from typing import Any
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import Slot
 from hp_fsdp.parameter import ManagedParameter
+from hp_fsdp.peer_gather import PeerGather
+from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
 from hp_platform import collectives
 from hp_platform.collectives.unchecked import all_gather_into_each
@@ -25,9 +27,11 @@ class WholeParameters:
     """[Note: where whole parameters lie] All in one storage where the platform can resize one below several tensors: one
     allocation per gather. Each takes the room of its padded chunks, so that what the ranks send lands in its place.
 
-    [Note: three ways to gather] Where the backend takes several tensors in one launch, every chunk is received where the
-    parameter has it, and nothing is copied (but for parameters that are cut along another dim than the first). Where it
-    cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every parameter travels alone.
+    [Note: four ways to gather] Where all ranks are devices of one machine that reach each other's memory, they copy from each
+    other, beside all kernels ([Note: copies instead of collectives]). Else, where the backend takes several tensors in one
+    launch, every chunk is received where the parameter has it, and nothing is copied (but for parameters that are cut along
+    another dim than the first). Where it cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every
+    parameter travels alone.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class WholeParameters:
         """The targets in one dim: 1-D pieces are the quickest to make, and the host's time counts."""
         numel = sum(slot.num_ranks * slot.numel for slot in self.slots)
         self._wire_nbytes = numel * platform.itemsize(dtype)
+        self._by_peers: PeerGather | None = None
 
     @property
     def storages(self) -> list[Tensor]:
@@ -105,14 +110,18 @@ class WholeParameters:
                 self.platform.resize_storage_(storage, 0)
 
     # --- gathering
-    def launch(self, async_op: bool) -> Follow:
+    def launch(self, async_op: bool, peers: Peers | None) -> Follow:
         """Start filling the allocated memory with the shards' present values; what has to follow the collectives.
+
+        ``peers``: who reaches each other's memory, on whose streams work is queued; None: not asked for.
 
         Communication: one all-gather over the shard group, ``ranks * row`` elements (without fusion one per parameter).
         """
         platform = self.platform
         if self.places.num_shards == 1 and self._shares:
             return self._fill_alone
+        if peers is not None and self._can_copy(peers):
+            return self._copy_from_peers()
         rows = platform.foreach_cast([self._on_device(buffer.row()) for buffer in self.buffers], self.dtype)
         if not self._in_place:
             return self._launch_rows(rows, async_op)
@@ -150,6 +159,22 @@ class WholeParameters:
                     platform.copy_(target, put_together(platform, matrix, slot))
 
         return follow
+
+    def _can_copy(self, peers: Peers) -> bool:
+        if self._follows or not self._in_place or not self._wire_nbytes:
+            return False
+        if self._by_peers is None:
+            halves = peers.halves("gather", self.dtype)
+            if halves is not None:
+                sizes = [slot.numel for slot in self.slots]
+                self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
+        return self._by_peers is not None
+
+    def _copy_from_peers(self) -> Follow:
+        assert self._by_peers is not None
+        with self.platform.preserve_version(self.fulls):
+            self._by_peers.run(self._parts())
+        return _nothing
 
     def _start(self, received: list[Tensor], chunks: list[Tensor], async_op: bool) -> list[Any]:
         """Launch; what is to be waited for."""
@@ -206,7 +231,7 @@ class WholeParameters:
 
 
 def receives_in_place(platform: Platform, places: Places, *, is_fused: bool) -> bool:
-    """Whether chunks are received where parameters have them; see [Note: three ways to gather]."""
+    """Whether chunks are received where parameters have them; see [Note: four ways to gather]."""
     return not is_fused or platform.can_coalesce(places.device.partition(":")[0])
 
 

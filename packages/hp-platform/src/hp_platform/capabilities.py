@@ -15,6 +15,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "in_place_arithmetic": "the framework's own add_ and += change the tensor; without it use platform.add_ and the like",
     "coalesced": "several collectives in one launch without a copy; without it they are fused by copying",
     "exchange": "all_to_all sends a block to its rank only; without it everything goes to everybody, so reduce instead",
+    "peer_memory": "devices of one machine copy from each other's memory beside kernels; without it use collectives",
     "streams": "work on side streams; without it streams and events do nothing",
     "memory_stats": "the allocator counts bytes; without it memory is the resident memory of the process",
     "version_counter": "in-place writes are counted; without it version() is 0",

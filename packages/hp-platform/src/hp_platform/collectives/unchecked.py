@@ -1,14 +1,14 @@
 """Collectives for runtimes that launch the same thing every step, and have checked it when they planned it.
 
 The host's time of a step goes into such launches: looking at every tensor once more costs more than the launch itself. So
-nothing is looked at here. The caller vouches: a group of several ranks, a backend that coalesces (``platform.can_coalesce``) if
-there are several tensors, contiguous tensors outside of any graph, of one dtype that the backend moves and reduces, not truth values, at least one with
-elements, results that fit. Launches are recorded and counted as all others are.
+nothing is looked at here. The caller vouches: a group of several ranks, a backend that coalesces (``platform.can_coalesce``)
+where there are several tensors, contiguous tensors outside of any graph, of one dtype that the backend moves and reduces, not
+truth values, at least one with elements, results that fit. Launches are recorded and counted as all others are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hp_platform.collectives._launch import Work, launch
 from hp_platform.group import ProcessGroup
@@ -94,6 +94,15 @@ def all_to_all_into_each(
         async_op,
         len(xs),
     )
+
+
+def by_copies(kind: str, group: ProcessGroup, nbytes: int, run: Callable[[], None], num_tensors: int) -> None:
+    """``run()`` does on the current stream, by copies in peer memory, what the collective ``kind`` would do."""
+
+    def start(_: bool) -> None:
+        run()
+
+    launch(kind, group, nbytes, start, _nothing, False, num_tensors)
 
 
 def _nothing() -> None:

@@ -9,7 +9,8 @@ ranks know that they are empty, and all skip the launch. Outputs are whole tenso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import mindspore
 import numpy as np
@@ -32,6 +33,9 @@ from hp_platform.mindspore._wire import (
     padded,
     started,
 )
+
+if TYPE_CHECKING:
+    from hp_platform.protocols.peer import PeerMemory
 
 REDUCED_BY_KERNEL = frozenset({"float32", "float16", "bfloat16", "int64", "int32", "int8"})
 REDUCED_IN_ORDER = frozenset({"float64", "uint8", "int16"})
@@ -223,6 +227,15 @@ class MindSporeCommOps(MindSporeP2POps):
                     fill(block, part)
 
         return started([], finish, self._drain, async_op=async_op)
+
+    # --- peer memory: a capability that MindSpore lacks
+    def peer_domain(self, device: str) -> str | None:
+        """No device reaches another."""
+        return None
+
+    def peer_memory(self, numel: int, dtype: Any, device: str, group: str, timeout: timedelta) -> PeerMemory:
+        """MindSpore maps no memory of other processes."""
+        raise NotImplementedError("MindSpore has no memory that other processes reach: use collectives")
 
     # --- the pieces
     def _started(self, launch: Launch, finish: Callable[[], None], async_op: bool) -> Work | None:

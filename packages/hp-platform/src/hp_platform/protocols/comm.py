@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TypeAlias
 
+from hp_platform.protocols.peer import PeerMemory
 from hp_platform.protocols.tensor import DType, Tensor
 
 NativeGroup: TypeAlias = Any
@@ -177,6 +178,19 @@ class CommOps(Protocol):
 
     def barrier(self, group: NativeGroup, async_op: bool) -> NativeWork | None:
         """Return when all ranks have come."""
+        ...
+
+    def peer_domain(self, device: str) -> str | None:
+        """A name for the devices that may reach each other's memory: those of equal names. None: this one reaches no other."""
+        ...
+
+    def peer_memory(
+        self, numel: int, dtype: DType, device: str, group: NativeGroup, timeout: timedelta
+    ) -> PeerMemory:
+        """New memory for the group (:class:`~hp_platform.protocols.peer.PeerMemory`). All ranks call, and wait for each other.
+
+        RuntimeError where the devices cannot reach each other. Needs ``supports("peer_memory")``.
+        """
         ...
 
     # --- coalesced: several collectives of one kind in one launch

@@ -18,6 +18,7 @@ ends in are methods of the group.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from hp_platform.protocols.comm import P2P
+from hp_platform.torch._dtypes import resolve
 from hp_platform.torch._ordered import of_ordered, ordered
+from hp_platform.torch._peer_memory import SymmetricMemory
 from hp_platform.torch._work import All, after
 from hp_platform.torch.device import TorchDevice
 
@@ -217,7 +220,8 @@ class TorchCommOps:
         options = c10d.AllgatherOptions()
         options.asyncOp = async_op
         gather = getattr(group, "all_gather_single_coalesced", None) or group.allgather_into_tensor_coalesced
-        if xs[0].dtype not in self._devices[xs[0].device.type].comm.movable:
+        movable = self._devices[xs[0].device.type].comm.movable
+        if any(x.dtype not in movable for x in xs):
             outs, xs = [self._movable(out) for out in outs], [self._movable(x) for x in xs]
         return _ended(gather(list(outs), list(xs), options), async_op)
 
@@ -243,12 +247,47 @@ class TorchCommOps:
     ) -> Any:
         """Exchange lists."""
         device = xs[0][0].device
+        if not self._devices[device.type].comm.exchanges_lists:
+            return self._exchange_packed(outs, xs, group, async_op)
         options = c10d.AllToAllOptions()
         options.asyncOp = async_op
         group._start_coalescing(device)
         for out, x in zip(outs, xs, strict=True):
             group.alltoall([self._movable(y) for y in out], [self._movable(y) for y in x], options)
         return _ended(group._end_coalescing(device), async_op)
+
+    def _exchange_packed(
+        self,
+        outs: Sequence[Sequence[torch.Tensor]],
+        xs: Sequence[Sequence[torch.Tensor]],
+        group: Any,
+        async_op: bool,
+    ) -> Any:
+        """1-D blocks, one after the other for each rank."""
+        sent = [torch.cat(blocks) for blocks in zip(*xs, strict=True)]
+        landed = [[out for out in blocks] for blocks in zip(*outs, strict=True)]
+        sizes = [sum(out.shape[0] for out in blocks) for blocks in landed]
+        received = landed[0][0].new_empty((sum(sizes),))
+
+        def finish() -> None:
+            parts = received.split([out.shape[0] for blocks in landed for out in blocks])
+            torch._foreach_copy_([out for blocks in landed for out in blocks], list(parts))
+
+        in_sizes = [x.shape[0] for x in sent]
+        return after(
+            self.all_to_all_into(received, torch.cat(sent), sizes, in_sizes, group, async_op), finish
+        )
+
+    def peer_domain(self, device: str) -> str | None:
+        """The machine, if its devices are connected."""
+        return self._devices[device.partition(":")[0]].peer_domain()
+
+    def peer_memory(
+        self, numel: int, dtype: Any, device: str, group: Any, timeout: timedelta
+    ) -> SymmetricMemory:
+        """By torch's symmetric memory."""
+        owner = self._devices[device.partition(":")[0]]
+        return SymmetricMemory(numel, resolve(dtype), device, group, timeout, owner)
 
     def _reducible(
         self, xs: Sequence[torch.Tensor], op: str

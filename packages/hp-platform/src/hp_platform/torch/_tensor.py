@@ -237,7 +237,10 @@ class TorchTensorOps:
 
     def reduce_rows_(self, x: torch.Tensor, rows: torch.Tensor, op: str) -> torch.Tensor:
         """Sum or mean of rows."""
+        kernel = self._devices[x.device.type].fused_rows()
         with torch.no_grad():
+            if kernel is not None and kernel.reduce(x, rows, op):
+                return x
             return _OF_ROWS[op](rows, 0, dtype=x.dtype, out=x)
 
 

@@ -18,6 +18,7 @@ class AscendDevice(AcceleratorDevice):
             "float64_compute",
             "reduce_float64",
             "coalesced",
+            "peer_memory",
             "version_counter",
             "torch_checkpoint",
             "optimizer_state",

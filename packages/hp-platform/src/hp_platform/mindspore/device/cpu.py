@@ -24,6 +24,7 @@ class CpuDevice(HostDevice):
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",
+            "peer_memory",
             "exchange",
             "streams",
             "memory_stats",

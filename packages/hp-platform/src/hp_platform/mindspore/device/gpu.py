@@ -19,6 +19,7 @@ class GpuDevice(AcceleratorDevice):
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",
+            "peer_memory",
             "version_counter",
             "torch_checkpoint",
             "optimizer_state",

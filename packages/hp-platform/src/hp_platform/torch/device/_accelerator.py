@@ -17,6 +17,7 @@ class AcceleratorDevice:
     """Base of the handles of devices with streams and an allocator of their own."""
 
     name: str
+    peer_nbytes = 0
 
     def _api(self) -> Any:
         """The module of functions, ``torch.cuda`` or its like. Only called while the device is available."""
@@ -71,12 +72,12 @@ class AcceleratorDevice:
         x.record_stream(stream)
 
     def memory_allocated(self) -> int:
-        """Bytes in tensors."""
-        return self._api().memory_allocated()
+        """Bytes in tensors, peer memory among them."""
+        return self._api().memory_allocated() + self.peer_nbytes
 
     def max_memory_allocated(self) -> int:
         """Most bytes in tensors since the last reset."""
-        return self._api().max_memory_allocated()
+        return self._api().max_memory_allocated() + self.peer_nbytes
 
     def reset_peak_memory(self) -> None:
         """Start the measurement anew."""
@@ -107,4 +108,12 @@ class AcceleratorDevice:
 
     def fused_draws(self) -> Any:
         """No kernels of ours."""
+        return None
+
+    def peer_domain(self) -> str | None:
+        """Nothing is known of other devices."""
+        return None
+
+    def fused_rows(self) -> Any:
+        """Torch's."""
         return None

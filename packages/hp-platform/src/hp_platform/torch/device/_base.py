@@ -27,6 +27,8 @@ class CommFacts:
     """Whether the list forms of all_gather and reduce_scatter accept tensors of different sizes; else they are padded."""
     widened: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     """Dtypes that are reduced in a wider one and cast back: integers wrap around to the same result."""
+    exchanges_lists: bool = False
+    """Whether several all_to_all of lists go in one launch; else they are packed into one."""
     gathers: bool = True
     """Whether there is a gather to one rank; else it is made of sends."""
     scatters_by_exchange: bool = False
@@ -56,6 +58,17 @@ class TorchDevice(DeviceHandle, Protocol):
 
     def set_rng_state(self, state: Any, device: str) -> None:
         """Put a state back."""
+        ...
+
+    peer_nbytes: int
+    """Bytes of this process' parts of peer memory, which the allocator does not count."""
+
+    def peer_domain(self) -> str | None:
+        """See :meth:`hp_platform.protocols.CommOps.peer_domain`."""
+        ...
+
+    def fused_rows(self) -> Any:
+        """Whose kernel adds up rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
         ...
 
     def fused_draws(self) -> Any:

@@ -26,7 +26,7 @@ class CpuDevice(HostDevice):
     comm_backend = "gloo"
     world_backend = "gloo"
     rounds_like_ieee = True
-    missing = frozenset({"coalesced", "streams", "memory_stats"})
+    missing = frozenset({"coalesced", "peer_memory", "streams", "memory_stats"})
     comm = CommFacts(
         # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),
@@ -55,6 +55,16 @@ class CpuDevice(HostDevice):
     def set_rng_state(self, state: Any, device: str) -> None:
         """Put a state back."""
         torch.set_rng_state(state)
+
+    peer_nbytes = 0
+
+    def peer_domain(self) -> str | None:
+        """Processes share no tensors."""
+        return None
+
+    def fused_rows(self) -> Any:
+        """Torch's."""
+        return None
 
     def fused_draws(self) -> Any:
         """No kernels of ours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ _NCCL_DTYPES = frozenset(
         torch.int64, torch.int32, torch.int8, torch.uint8,
     }
 )  # fmt: skip
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The same in all containers of a machine, another on every machine."""
 
 
 class _Event(torch.cuda.Event):
@@ -41,6 +46,7 @@ class CudaDevice(AcceleratorDevice):
         widened={torch.int16: torch.int32},
         coalesces=True,
         uneven_lists=True,
+        exchanges_lists=True,
     )
 
     def is_available(self) -> bool:
@@ -69,3 +75,19 @@ class CudaDevice(AcceleratorDevice):
     def fused_draws(self) -> Any:
         """Kernels in Triton."""
         return self._fused_draws
+
+    def peer_domain(self) -> str | None:
+        """The running kernel of the machine, if all GPUs that this process sees reach each other."""
+        devices = range(self.count())
+        reach = all(torch.cuda.can_device_access_peer(a, b) for a in devices for b in devices if a != b)
+        return _BOOT_ID.read_text().strip() if reach and _BOOT_ID.exists() else None
+
+    @cached_property
+    def _fused_rows(self) -> Any:
+        if importlib.util.find_spec("triton") is None:
+            return None
+        return importlib.import_module("hp_platform.torch._triton_rows").TritonRows()
+
+    def fused_rows(self) -> Any:
+        """A kernel in Triton."""
+        return self._fused_rows

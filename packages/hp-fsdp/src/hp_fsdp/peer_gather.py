@@ -1,0 +1,83 @@
+"""Whole parameters filled by copies from the other ranks' memory; see [Note: copies instead of collectives]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hp_fsdp.batches import Batch, Part, cut_into_batches
+from hp_fsdp.peers import Halves
+from hp_platform.collectives.unchecked import by_copies
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """The places of one batch, in one of the halves."""
+
+    own: list[Tensor]
+    """What this rank writes: its pieces, for the others, and where the parameters have them."""
+    targets: list[Tensor]
+    """Where the others' pieces belong."""
+    sources: list[Tensor]
+
+
+class PeerGather:
+    """Of parameters whose chunks, one after the other, are the parameters. All places are known before the first gather."""
+
+    def __init__(
+        self, platform: Platform, halves: Halves, targets: Sequence[Tensor], sizes: Sequence[int]
+    ) -> None:
+        """``targets``: ``(ranks * size,)`` for each of ``sizes``, in the dtype of the halves."""
+        self.platform = platform
+        self.halves = halves
+        self._sizes = list(sizes)
+        self._batches = cut_into_batches(sizes, halves.numel)
+        self._turns = [[self._places(batch, targets, half) for batch in self._batches] for half in (0, 1)]
+        self._nbytes = sum(sizes) * halves.group.size * platform.itemsize(halves.dtype)
+
+    def run(self, pieces: Sequence[Tensor]) -> None:
+        """``pieces``: this rank's, 1-D of ``sizes``, in any dtype. On the current stream.
+
+        Communication: counts as one all-gather.
+        """
+        by_copies("all_gather", self.halves.group, self._nbytes, lambda: self._run(pieces), len(pieces))
+
+    def _run(self, pieces: Sequence[Tensor]) -> None:
+        platform, halves = self.platform, self.halves
+        for number, batch in enumerate(self._batches):
+            turn = self._turns[halves.turn()][number]
+            values = [self._value(pieces[part.piece], part) for part in batch.parts]
+            platform.foreach_copy_(turn.own, [*values, *values])
+            halves.barrier()
+            halves.copy_each(turn.targets, turn.sources)
+
+    def _value(self, piece: Tensor, part: Part) -> Tensor:
+        if part.numel == self._sizes[part.piece]:
+            return piece
+        return self.platform.narrow(piece, 0, part.start, part.numel)
+
+    def _places(self, batch: Batch, targets: Sequence[Tensor], half: int) -> _Turn:
+        narrow, group = self.platform.narrow, self.halves.group
+
+        def in_targets(rank: int) -> list[Tensor]:
+            return [
+                narrow(targets[part.piece], 0, rank * self._sizes[part.piece] + part.start, part.numel)
+                for part in batch.parts
+            ]
+
+        def in_half(rank: int) -> list[Tensor]:
+            flat = self.halves.of(half, rank)
+            return [narrow(flat, 0, part.offset, part.numel) for part in batch.parts]
+
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        # Each rank begins with its neighbour, so that not all read from one.
+        others = [rank for rank in others if rank > group.rank] + [
+            rank for rank in others if rank < group.rank
+        ]
+        return _Turn(
+            own=[*in_half(group.rank), *in_targets(group.rank)],
+            targets=[place for rank in others for place in in_targets(rank)],
+            sources=[place for rank in others for place in in_half(rank)],
+        )

@@ -1,0 +1,188 @@
+"""Copies between peers, with threads for ranks and plain tensors for peer memory: what they must do in any timing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from hp_fsdp.batches import cut_into_batches
+from hp_fsdp.peer_exchange import PeerExchange
+from hp_fsdp.peer_gather import PeerGather
+from hp_fsdp.peers import HALF_NBYTES, Halves, half_numel
+from hp_platform import get_platform
+from hp_platform.group import ProcessGroup
+from hp_platform.testing import count_collectives
+
+SIZES = (5, 0, 1, 130, 64, 3)
+CAPACITIES = (64, 128, 320)
+
+
+class _Shared:
+    """Memory of all ranks. A barrier lets each go on at a time of its own."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.parts: list[torch.Tensor] = []
+        self.meeting = threading.Barrier(num_ranks, timeout=30)
+        self.lock = threading.Lock()
+
+
+class _PeerMemory:
+    def __init__(self, shared: _Shared, rank: int) -> None:
+        self.shared, self.random = shared, Random(rank)
+
+    def of(self, rank: int) -> torch.Tensor:
+        return self.shared.parts[rank]
+
+    def copy_each(self, targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        for target, value in zip(targets, values, strict=True):
+            assert target.is_contiguous()
+            assert value.is_contiguous()
+            assert target.dtype == value.dtype
+            target.copy_(value)
+            self.pause()
+
+    def barrier(self) -> None:
+        self.pause()
+        self.shared.meeting.wait()
+
+    def pause(self) -> None:
+        if self.random.random() < 0.3:
+            time.sleep(self.random.random() * 2e-3)
+
+
+class _Platform:
+    """The platform in use, with peer memory."""
+
+    def __init__(self, memory: _PeerMemory) -> None:
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(get_platform(), name)
+
+    def peer_memory(self, *_: Any) -> _PeerMemory:
+        return self._memory
+
+
+def on_threads(num_ranks: int, numel: int, dtype: torch.dtype, run: Callable[[int, Halves], None]) -> None:
+    """``run(rank, halves)`` of every rank at the same time, with halves of ``numel`` elements."""
+    shared = _Shared(num_ranks)
+    shared.parts = [torch.full((2 * numel,), float("nan"), dtype=dtype) for _ in range(num_ranks)]
+    errors: list[BaseException] = []
+
+    def rank_runs(rank: int) -> None:
+        try:
+            group = ProcessGroup(
+                tuple(range(num_ranks)), rank, "gloo", timedelta(seconds=30), native=object()
+            )
+            platform: Any = _Platform(_PeerMemory(shared, rank))
+            run(rank, Halves(platform, group, dtype, "cpu", numel))
+        except BaseException as error:
+            errors.append(error)
+            shared.meeting.abort()
+
+    threads = [threading.Thread(target=rank_runs, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64, 1000])
+def test_batches_hold_every_element_once_in_order(capacity: int) -> None:
+    batches = cut_into_batches(SIZES, capacity)
+    seen, start = [], 0
+    for batch in batches:
+        assert batch.start == start
+        assert sum(part.numel for part in batch.parts) == batch.numel <= capacity
+        offset = 0
+        for part in batch.parts:
+            assert part.offset == offset
+            seen.extend((part.piece, part.start + i) for i in range(part.numel))
+            offset += part.numel
+        start += batch.numel
+    assert seen == [(piece, i) for piece, size in enumerate(SIZES) for i in range(size)]
+    assert len(batches) == -(-sum(SIZES) // capacity)
+
+
+def test_halves_are_small_and_have_a_row_for_every_rank_of_an_exchange() -> None:
+    assert half_numel("gather", 100, 4, 2) == 128
+    assert half_numel("exchange", 100, 4, 2) == 4 * 128
+    for use, ranks in (("gather", 8), ("exchange", 7)):
+        numel = half_numel(use, 10**9, ranks, 2)
+        assert HALF_NBYTES - 64 * 2 * 8 < numel * 2 <= HALF_NBYTES
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_gather_fills_all_parameters_with_the_pieces_of_all_ranks(num_ranks: int, capacity: int) -> None:
+    rounds = 8
+
+    def piece(rank: int, number: int, size: int) -> torch.Tensor:
+        return torch.arange(size, dtype=torch.float32) + 1000 * rank + number
+
+    def run(rank: int, halves: Halves) -> None:
+        targets = [torch.full((num_ranks * size,), -1.0, dtype=torch.bfloat16) for size in SIZES]
+        gather = PeerGather(get_platform(), halves, targets, SIZES)
+        for number in range(rounds):
+            gather.run([piece(rank, number, size) for size in SIZES])
+            for size, target in zip(SIZES, targets, strict=True):
+                expected = torch.cat([piece(other, number, size) for other in range(num_ranks)])
+                assert torch.equal(target, expected.bfloat16())
+
+    on_threads(num_ranks, capacity, torch.bfloat16, run)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_an_exchange_adds_up_the_parts_of_all_ranks_in_the_dtype_of_the_result(
+    num_ranks: int, capacity: int, op: str
+) -> None:
+    rounds = 8
+
+    def block(rank: int, number: int, size: int) -> torch.Tensor:
+        # Numbers that float16 holds, whose sums it does not.
+        values = torch.arange(num_ranks * size) % 7 + 1
+        return (values * (2.0**-11 if (rank + number) % 2 else 1.0)).half()
+
+    def run(rank: int, halves: Halves) -> None:
+        row = torch.empty(sum(SIZES) + 2)
+        for number in range(rounds):
+            row.fill_(-5.0)
+            blocks = [block(rank, number, size) for size in SIZES]
+            PeerExchange(get_platform(), halves, blocks, "all_to_all").run(row, op)
+            parts = [
+                sum(
+                    block(other, number, size).view(num_ranks, size)[rank].double()
+                    for other in range(num_ranks)
+                )
+                for size in SIZES
+            ]
+            expected = torch.cat(parts) / (num_ranks if op == "mean" else 1)
+            torch.testing.assert_close(row[:-2].double(), expected, rtol=1e-7, atol=0.0)
+            assert row[-2:].tolist() == [-5.0, -5.0], "what lies behind is somebody else's"
+
+    on_threads(num_ranks, num_ranks * capacity, torch.float16, run)
+
+
+def test_copies_count_as_the_collectives_that_they_stand_for() -> None:
+    def run(rank: int, halves: Halves) -> None:
+        targets = [torch.empty(2 * size, dtype=torch.float16) for size in SIZES]
+        blocks = [torch.ones(2 * size, dtype=torch.float16) for size in SIZES]
+        PeerGather(get_platform(), halves, targets, SIZES).run([torch.ones(size) for size in SIZES])
+        PeerExchange(get_platform(), halves, blocks, "all_to_all").run(torch.empty(sum(SIZES)), "sum")
+
+    with count_collectives() as counted:
+        on_threads(2, 128, torch.float16, run)
+    counted.assert_counts(all_gather=2, all_to_all=2)  # both ranks are in this process
+    nbytes = 2 * sum(SIZES) * 2
+    assert counted.nbytes("all_gather") == counted.nbytes("all_to_all") == 2 * nbytes

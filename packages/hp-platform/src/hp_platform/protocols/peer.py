@@ -1,0 +1,28 @@
+"""Memory that the devices of other ranks read and write without collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hp_platform.protocols.tensor import Tensor
+
+
+class PeerMemory(Protocol):
+    """The same number of elements on every rank of a group; each rank has all of them in its address space.
+
+    Copies from and to other ranks' parts are work of the current stream, done by the device's copy engines: kernels that run
+    at the same time keep all processors. Nobody knows when somebody else is done, but for :meth:`barrier`.
+    """
+
+    def of(self, rank: int) -> Tensor:
+        """What the rank at this position in the group holds, 1-D; of this process its own."""
+        ...
+
+    def copy_each(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Pairs of contiguous tensors of one dtype, one copy for each; one of both may be of another rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Later work of the current stream begins when all ranks' streams have come to their barrier. The host goes on."""
+        ...
