@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
-from hp_fsdp.peers import Use, half_numel
+from hp_fsdp.halves import Use, half_numel
 from hp_fsdp.unit import Unit, unit_of, units_in
 from hp_fsdp.whole import ALIGNMENT, receives_in_place
 from hp_platform.platform import Platform, get_platform

@@ -24,6 +24,11 @@ class Order(Generic[U]):
         """Who has run in this round."""
         return self._now
 
+    @property
+    def expects_more(self) -> bool:
+        """Whether somebody comes after the one that has run last."""
+        return self._is_as_known and len(self._now) < len(self._known)
+
     def begin(self, guess: Sequence[U] = ()) -> None:
         """A new round; ``guess`` is what to expect in the very first."""
         if self._now:

@@ -4,7 +4,8 @@
 largest: gathered together before the first operation and reduced together after the last one, they take part in nothing
 else. So a layer of the root that owns parameters of :data:`MIN_NBYTES` and more becomes a unit of its own when the root is
 known: the next one is gathered beside what runs now, a head is reduced while the blocks run backward. What the user was told
-of the root holds for its parts: they are freed when it is freed.
+of the root holds for its parts. The last of them is freed when the root is; one that other units follow (an embedding), as soon
+as it is known that they do, after its own forward, and gathered again in backward, as other units are.
 
 [Note: stand-ins] Nobody says that a layer's parameters are used by its forward alone. While the root runs, a part that is not
 shown has stand-ins in its places: an operation on one of them gathers the part and goes on with the whole parameter.

@@ -6,64 +6,89 @@ They travel in the dtype they come in, and are added up in that of the result: s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hp_fsdp.batches import Batch, cut_into_batches
-from hp_fsdp.peers import ALIGNMENT, Halves
+from hp_fsdp.halves import ALIGNMENT, Halves
 from hp_platform.collectives.unchecked import by_copies
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
 
-class PeerExchange:
-    """Of blocks with a part for every rank: 1-D, the parts of one size one after the other."""
+@dataclass(frozen=True)
+class _Turn:
+    """The places of one batch, in one of the halves."""
 
-    def __init__(self, platform: Platform, halves: Halves, blocks: Sequence[Tensor], kind: str) -> None:
-        """``kind``: the collective that it counts as."""
+    theirs: list[Tensor]
+    """In the halves of the others, one rank after the other: this rank's row."""
+    own: list[Tensor]
+    """This rank's row in its own half."""
+    rows: Tensor
+    """``(ranks, numel)``: all rows in its own half."""
+
+
+class PeerExchange:
+    """Of blocks with a part for every rank: 1-D, the parts of one size one after the other. All places are known before."""
+
+    def __init__(self, platform: Platform, halves: Halves, sizes: Sequence[int], kind: str) -> None:
+        """``sizes`` of the parts; ``kind``: the collective that it counts as."""
         self.platform = platform
         self.halves = halves
-        self.blocks = blocks
         self.kind = kind
-        num_ranks = halves.group.size
-        self._sizes = [block.shape[0] // num_ranks for block in blocks]
-        self._capacity = halves.numel // num_ranks // ALIGNMENT * ALIGNMENT
-        """Of a rank's row in a half."""
+        self._sizes = list(sizes)
+        group = halves.group
+        self._row_numel = halves.numel // group.size // ALIGNMENT * ALIGNMENT
+        self._batches = cut_into_batches(sizes, self._row_numel)
+        # Each rank begins with its neighbour, so that not all write to one.
+        self._others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
+        self._turns = [[self._places(batch, half) for batch in self._batches] for half in (0, 1)]
+        self._nbytes = sum(sizes) * group.size * platform.itemsize(halves.dtype)
 
-    def run(self, row: Tensor, op: str) -> None:
+    def run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
         """The first elements of ``row`` become the ``"sum"`` or ``"mean"`` of this rank's parts, one after the other, in its dtype.
 
         On the current stream. Communication: counts as one collective of all blocks.
         """
-        numel = sum(self._sizes) * self.halves.group.size
-        nbytes = numel * self.platform.itemsize(self.halves.dtype)
-        by_copies(self.kind, self.halves.group, nbytes, lambda: self._run(row, op), len(self.blocks))
+        group = self.halves.group
+        by_copies(self.kind, group, self._nbytes, lambda: self._run(blocks, row, op), len(blocks))
 
-    def _run(self, row: Tensor, op: str) -> None:
-        platform, halves, group = self.platform, self.halves, self.halves.group
-        narrow = platform.narrow
-        others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
-        for batch in cut_into_batches(self._sizes, self._capacity):
-            half = halves.turn()
-            places = [place for rank in others for place in self._places(batch, halves.of(half, rank))]
-            values = [value for rank in others for value in self._values(batch, rank)]
-            halves.copy_each(places, values)
-            own = halves.of(half, group.rank)
-            platform.foreach_copy_(self._places(batch, own), self._values(batch, group.rank))
+    def _run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
+        platform, halves, own_rank = self.platform, self.halves, self.halves.group.rank
+        num_ranks = halves.group.size
+        parts = [
+            platform.split(block, [size] * num_ranks) for block, size in zip(blocks, self._sizes, strict=True)
+        ]
+        for number, batch in enumerate(self._batches):
+            turn = self._turns[halves.turn()][number]
+            halves.copy_each(
+                turn.theirs, [x for rank in self._others for x in self._values(batch, parts, rank)]
+            )
+            platform.foreach_copy_(turn.own, self._values(batch, parts, own_rank))
             halves.barrier()
-            rows = platform.reshape(
-                narrow(own, 0, 0, group.size * self._capacity), (group.size, self._capacity)
-            )
-            total = narrow(row, 0, batch.start, batch.numel)
-            platform.reduce_rows_(total, narrow(rows, 1, 0, batch.numel), op)
+            platform.reduce_rows_(platform.narrow(row, 0, batch.start, batch.numel), turn.rows, op)
 
-    def _places(self, batch: Batch, flat: Tensor) -> list[Tensor]:
-        """In this rank's row of somebody's half."""
-        start = self.halves.group.rank * self._capacity
-        return [self.platform.narrow(flat, 0, start + part.offset, part.numel) for part in batch.parts]
-
-    def _values(self, batch: Batch, rank: int) -> list[Tensor]:
+    def _values(self, batch: Batch, parts: Sequence[Sequence[Tensor]], rank: int) -> list[Tensor]:
+        narrow, sizes = self.platform.narrow, self._sizes
         return [
-            self.platform.narrow(
-                self.blocks[part.piece], 0, rank * self._sizes[part.piece] + part.start, part.numel
-            )
+            parts[part.piece][rank]
+            if part.numel == sizes[part.piece]
+            else narrow(parts[part.piece][rank], 0, part.start, part.numel)
             for part in batch.parts
         ]
+
+    def _places(self, batch: Batch, half: int) -> _Turn:
+        platform, halves, numel = self.platform, self.halves, self._row_numel
+        group = halves.group
+        start = group.rank * numel
+
+        def own_row(rank: int) -> list[Tensor]:
+            flat = halves.of(half, rank)
+            return [platform.narrow(flat, 0, start + part.offset, part.numel) for part in batch.parts]
+
+        flat = platform.narrow(halves.of(half, group.rank), 0, 0, group.size * numel)
+        rows = platform.reshape(flat, (group.size, numel))
+        return _Turn(
+            theirs=[place for rank in self._others for place in own_row(rank)],
+            own=own_row(group.rank),
+            rows=platform.narrow(rows, 1, 0, batch.numel),
+        )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_fsdp.batches import Batch, Part, cut_into_batches
-from hp_fsdp.peers import Halves
+from hp_fsdp.halves import Halves
 from hp_platform.collectives.unchecked import by_copies
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor

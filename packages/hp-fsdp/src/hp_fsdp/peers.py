@@ -1,79 +1,24 @@
-"""Memory through which the ranks of one machine copy from each other, instead of communicating.
-
-[Note: copies instead of collectives] Collectives are kernels: while they run, and while they wait for a slower rank, they hold
-processors that the products beside them want. Devices of one machine can read and write each other's memory by their copy
-engines, which no kernel needs. (Two NVIDIA H200, a block of 61 million bfloat16 beside products: a gather by NCCL slows them by
-0.10 ms, by copies by 0.01; a float32 reduce-scatter by 0.19 ms, an exchange by copies and a sum by 0.06.)
-
-[Note: two halves] Peer memory is used in halves, in turn, with one barrier per turn. Gather: every rank writes its own piece into
-its half; barrier; it copies the pieces of all others from theirs. Who has passed the barrier of turn i knows that all others
-have come to it, and so, as their stream goes in order, have done with turn i - 1, which used the other half: the one that turn
-i + 1 writes to. Exchange: every rank copies its blocks into the halves of all others; barrier; it adds up what lies in its
-own. The same holds.
-
-[Note: small halves] Peer memory stays while the model does, so it is small; what is larger goes through it in several turns.
-"""
+"""Which ranks reach each other's memory, and what goes through it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from hp_fsdp.halves import Halves, Use, half_numel
+from hp_fsdp.peer_exchange import PeerExchange
 from hp_fsdp.places import Places
-from hp_platform import collectives
 from hp_platform.group import ProcessGroup
+from hp_platform.meeting import told
 from hp_platform.platform import Platform
-from hp_platform.protocols.tensor import DType, Tensor
+from hp_platform.protocols.tensor import DType
 
-HALF_NBYTES = 24 * 1024 * 1024
-"""Of a half, at most."""
 MAX_PEERS = 8
 """The host starts a copy per peer and parameter: beyond a machine's usual number, one launch costs it less."""
-ALIGNMENT = 64
-"""Elements; kernels that add up like such beginnings."""
-Use = Literal["gather", "exchange"]
-
-
-def half_numel(use: Use, largest: int, num_ranks: int, itemsize: int) -> int:
-    """Elements of a half, if the longest row has ``largest``: for an exchange with a row for every rank."""
-    rows = num_ranks if use == "exchange" else 1
-    longest = -(-largest // ALIGNMENT) * ALIGNMENT
-    most = HALF_NBYTES // itemsize // rows // ALIGNMENT * ALIGNMENT
-    return rows * max(ALIGNMENT, min(longest, most))
 
 
 def may_reach(platform: Platform, places: Places) -> bool:
     """Whether a shard group may be one of peers: of a machine's usual size, with devices that reach each other's memory."""
     return 1 < places.num_shards <= MAX_PEERS and platform.supports("peer_memory", places.device)
-
-
-class Halves:
-    """See [Note: two halves]."""
-
-    def __init__(
-        self, platform: Platform, group: ProcessGroup, dtype: DType, device: str, numel: int
-    ) -> None:
-        """``numel``: of a half. All ranks call. RuntimeError where devices cannot reach each other."""
-        self.group = group
-        self.dtype = dtype
-        self.numel = numel
-        self._memory = platform.peer_memory(2 * numel, dtype, device, group.native, group.timeout)
-        self._halves = [
-            [platform.narrow(self._memory.of(rank), 0, start, numel) for rank in range(group.size)]
-            for start in (0, numel)
-        ]
-        self._turn = 0
-        self.copy_each = self._memory.copy_each
-        self.barrier = self._memory.barrier
-
-    def turn(self) -> int:
-        """Begin the next turn; which half it uses."""
-        self._turn = 1 - self._turn
-        return self._turn
-
-    def of(self, half: int, rank: int) -> Tensor:
-        """What lies at a rank, ``(numel,)``."""
-        return self._halves[half][rank]
 
 
 class Peers:
@@ -82,15 +27,16 @@ class Peers:
     def __init__(self, platform: Platform, group: ProcessGroup, device: str, largest: int) -> None:
         """``largest``: elements of the longest row that goes through it. All ranks of the group call.
 
-        Communication: one all-gather of a short text.
+        Communication: a short text through the key-value store (:func:`hp_platform.meeting.told`).
         """
         self.platform = platform
         self.group = group
         self.device = device
         self.largest = largest
-        domains = collectives.all_gather_object(platform.peer_domain(device), group)
-        self._reach_each_other = None not in domains and len(set(domains)) == 1
+        domains = told(platform.peer_domain(device) or "", group)
+        self._reach_each_other = "" not in domains and len(set(domains)) == 1
         self._halves: dict[tuple[Use, DType], Halves | None] = {}
+        self._exchanges: dict[tuple[tuple[int, ...], DType, str], PeerExchange] = {}
 
     def halves(self, use: Use, dtype: DType) -> Halves | None:
         """One pair for ever; None where the ranks do not reach each other.
@@ -102,6 +48,18 @@ class Peers:
             self._halves[key] = self._made(use, dtype) if self._reach_each_other else None
         return self._halves[key]
 
+    def exchange(self, sizes: Sequence[int], dtype: DType, kind: str) -> PeerExchange | None:
+        """Of parts of these sizes that travel in ``dtype``; blocks of one shape have it together. None and first time as of
+        :meth:`halves`.
+        """
+        halves = self.halves("exchange", dtype)
+        if halves is None:
+            return None
+        key = (tuple(sizes), dtype, kind)
+        if key not in self._exchanges:
+            self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind)
+        return self._exchanges[key]
+
     def _made(self, use: Use, dtype: DType) -> Halves | None:
         numel = half_numel(use, self.largest, self.group.size, self.platform.itemsize(dtype))
         made, reason = None, ""
@@ -109,8 +67,7 @@ class Peers:
             made = Halves(self.platform, self.group, dtype, self.device, numel)
         except RuntimeError as error:  # collectives will do; the ranks must agree on it
             reason = str(error) or type(error).__name__
-        reasons: Sequence[str] = collectives.all_gather_object(reason, self.group)
-        if any(reasons):
+        if any(told(reason, self.group)):
             self._reach_each_other = False
             return None
         return made

@@ -169,11 +169,10 @@ class Reduction:
         """What is done instead of a reduce-scatter."""
         is_narrow = self._dtype != self.lines.dtype
         if self._peers is not None and row is not None:
-            halves = self._peers.halves("exchange", self._dtype)
-            if halves is not None:
-                return PeerExchange(
-                    self.platform, halves, blocks, "all_to_all" if is_narrow else "reduce_scatter"
-                )
+            kind = "all_to_all" if is_narrow else "reduce_scatter"
+            found = self._peers.exchange(self.lines.sizes, self._dtype, kind)
+            if found is not None:
+                return found
         return (
             NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused) if is_narrow else None
         )
@@ -188,7 +187,7 @@ class Reduction:
         outs = targets[: len(blocks)]
         if isinstance(self._exchange, PeerExchange):
             assert row is not None
-            self._exchange.run(row, op)
+            self._exchange.run(blocks, row, op)
             works = []
         elif self._exchange is not None:
             works = self._exchange.start(async_op=async_op)

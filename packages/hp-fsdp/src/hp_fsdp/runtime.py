@@ -63,6 +63,11 @@ class RootContext:
         _process.state.sharded_roots.add(self)
 
     # --- forward
+    @property
+    def is_followed(self) -> bool:
+        """Whether another unit is expected to run after the one that ran last."""
+        return self._forward.expects_more
+
     def enter(self, unit: Unit) -> None:
         """A call of ``unit`` begins."""
         if unit in self._active:
@@ -294,9 +299,14 @@ def context_of(unit: Unit) -> RootContext:
 
 
 def reshards_after_forward(unit: Unit) -> bool:
-    """Whether the unit frees its whole parameters after forward. The root keeps them: backward begins with it."""
+    """Whether the unit frees its whole parameters after forward. The root keeps them: backward begins with it, and with the part
+    of it that nobody follows.
+    """
     if unit.options.reshard_as_told is not None:
         return unit.options.reshard_as_told
-    assert unit.context is not None
-    is_root = unit.context.root in (unit, unit.part_of)
-    return unit.options.reshard_after_forward is not False and not is_root
+    context = unit.context
+    assert context is not None
+    if context.root is unit or unit.options.reshard_after_forward is False:
+        return False
+    # The root's head is needed at once; its embedding is not.
+    return unit.part_of is not context.root or context.is_followed

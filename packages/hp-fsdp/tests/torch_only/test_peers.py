@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from hp_fsdp.batches import cut_into_batches
+from hp_fsdp.halves import HALF_NBYTES, Halves, half_numel
 from hp_fsdp.peer_exchange import PeerExchange
 from hp_fsdp.peer_gather import PeerGather
-from hp_fsdp.peers import HALF_NBYTES, Halves, half_numel
 from hp_platform import get_platform
 from hp_platform.group import ProcessGroup
 from hp_platform.testing import count_collectives
@@ -156,10 +156,11 @@ def test_an_exchange_adds_up_the_parts_of_all_ranks_in_the_dtype_of_the_result(
 
     def run(rank: int, halves: Halves) -> None:
         row = torch.empty(sum(SIZES) + 2)
+        exchange = PeerExchange(get_platform(), halves, SIZES, "all_to_all")
         for number in range(rounds):
             row.fill_(-5.0)
             blocks = [block(rank, number, size) for size in SIZES]
-            PeerExchange(get_platform(), halves, blocks, "all_to_all").run(row, op)
+            exchange.run(blocks, row, op)
             parts = [
                 sum(
                     block(other, number, size).view(num_ranks, size)[rank].double()
@@ -179,7 +180,7 @@ def test_copies_count_as_the_collectives_that_they_stand_for() -> None:
         targets = [torch.empty(2 * size, dtype=torch.float16) for size in SIZES]
         blocks = [torch.ones(2 * size, dtype=torch.float16) for size in SIZES]
         PeerGather(get_platform(), halves, targets, SIZES).run([torch.ones(size) for size in SIZES])
-        PeerExchange(get_platform(), halves, blocks, "all_to_all").run(torch.empty(sum(SIZES)), "sum")
+        PeerExchange(get_platform(), halves, SIZES, "all_to_all").run(blocks, torch.empty(sum(SIZES)), "sum")
 
     with count_collectives() as counted:
         on_threads(2, 128, torch.float16, run)

@@ -265,7 +265,7 @@ class TorchCommOps:
     ) -> Any:
         """1-D blocks, one after the other for each rank."""
         sent = [torch.cat(blocks) for blocks in zip(*xs, strict=True)]
-        landed = [[out for out in blocks] for blocks in zip(*outs, strict=True)]
+        landed = [list(blocks) for blocks in zip(*outs, strict=True)]
         sizes = [sum(out.shape[0] for out in blocks) for blocks in landed]
         received = landed[0][0].new_empty((sum(sizes),))
 

@@ -12,12 +12,14 @@ import torch
 from hp_platform.bits import unsigned
 from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
 from hp_platform.torch._stand_in import stand_in
+from hp_platform.torch.device import TorchDevice
 
 
 class TorchTensorOps:
     """Implements :class:`hp_platform.protocols.TensorOps`."""
 
     Tensor = torch.Tensor
+    _devices: dict[str, TorchDevice]
 
     # --- dtypes
     dtype = staticmethod(resolve)

@@ -1,0 +1,40 @@
+"""Texts that ranks tell each other when something is set up."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from hp_platform.collectives import CollectiveTimeoutError
+from hp_platform.meeting import told
+from hp_platform.subgroups import group_of
+from hp_platform.testing import World, count_collectives, distributed
+
+
+@distributed(world_size=3)
+def test_every_rank_hears_every_text_by_rank_without_a_collective(world: World) -> None:
+    with count_collectives() as counted:
+        for number in range(3):
+            time.sleep(0.01 * world.rank)
+            assert told(f"{number} of {world.rank}", world.group) == [f"{number} of {r}" for r in range(3)]
+        assert told("", world.group) == ["", "", ""]
+    counted.assert_counts()
+
+
+@distributed(world_size=3)
+def test_groups_meet_on_their_own(world: World) -> None:
+    pair = group_of((0, 2)) if world.rank != 1 else None
+    if pair is not None:
+        assert told(str(world.rank), pair) == ["0", "2"]
+    assert told(str(world.rank), world.group) == ["0", "1", "2"]
+
+
+@distributed(world_size=2)
+def test_a_rank_that_does_not_come_is_named(world: World) -> None:
+    if world.rank == 0:
+        usual, world.group.timeout = world.group.timeout, timedelta(seconds=0.2)
+        with pytest.raises(CollectiveTimeoutError, match=r"rank 1 did not come to meeting number 0 .* within 0.2 s"):
+            told("here", world.group)
+        world.group.timeout = usual
+    else:
+        time.sleep(0.4)
+        assert told("late", world.group) == ["here", "late"]
