@@ -30,10 +30,12 @@ from torch_models import (
     shard,
 )
 
-# dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates.
+# dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates. Where there is a
+# GPU, dynamo.reset() imports inductor, whose modules for mkldnn are made by a decorator that torch deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]
 BACKEND = "aot_eager"
 """Graphs of forward and backward as every compiler gets them, run by torch's own kernels."""
