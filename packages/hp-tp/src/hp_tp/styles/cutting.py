@@ -1,0 +1,91 @@
+"""What the styles that cut parameters share: their options, and how they are applied to a module."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hp_dtensor import ParallelStyle, Placement, Replicate, Shard
+from hp_dtensor.creation import check_mesh
+from hp_platform import get_platform
+from hp_tp.styles.cuts import ModuleCuts, cuts_of
+from hp_tp.styles.entrance import Door
+from hp_tp.styles.heads import check_heads
+from hp_tp.styles.placing import check_unplaced, place
+
+Module = Any
+
+
+class CuttingStyle(ParallelStyle):
+    """Base of ColwiseParallel and RowwiseParallel."""
+
+    style: str
+    """As the protocol of cuts calls it."""
+    known: Mapping[str, Callable[[Module], ModuleCuts]]
+    """How layers of the framework are cut, by their kind."""
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        heads: int | None = None,
+        cuts: ModuleCuts | None = None,
+        uneven: bool = False,
+    ) -> None:
+        name = type(self).__name__
+        self.input_layouts = check_layout(input_layouts, f"{name}: input_layouts")
+        self.output_layouts = check_layout(output_layouts, f"{name}: output_layouts")
+        self.use_local_output = check_flag(use_local_output, f"{name}: use_local_output")
+        self.heads, self.cuts = heads, cuts
+        self.uneven = check_flag(uneven, f"{name}: uneven")
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
+        name, kind = type(self).__name__, type(module).__name__
+        check_line(device_mesh, name)
+        check_unplaced(module, name)
+        cuts = cuts_of(module, self.style, self.cuts, self.known)
+        assert cuts.features is not None
+        if self.heads is not None:
+            check_heads(name, kind, self.heads, cuts.features, device_mesh.shape[0])
+        forward = self.forward_of(module, device_mesh, cuts, f"{name} of {kind}")
+        placements = {n: Replicate() if dim is None else Shard(dim) for n, dim in cuts.parameters.items()}
+        place(module, device_mesh, placements, self.src_data_rank)
+        get_platform().override_forward(module, forward)
+        return module
+
+    @abstractmethod
+    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+        """What runs in the place of the module's forward."""
+
+    def door(self, mesh: Any, layout: Placement, what: str) -> Door:
+        """Where the module's inputs arrive."""
+        return Door(mesh, layout if self.input_layouts is None else self.input_layouts, self.uneven, what)
+
+
+def check_layout(layout: Any, what: str) -> Placement | None:
+    """A placement, or None; torch's tuples of one are taken, too."""
+    if isinstance(layout, (tuple, list)) and len(layout) == 1:
+        (layout,) = layout
+    if layout is None or isinstance(layout, Placement):
+        return layout
+    raise ValueError(f"{what} must be a placement such as Shard(1) or Replicate(), got {layout!r}")
+
+
+def check_flag(flag: Any, what: str) -> bool:
+    """True or False."""
+    if not isinstance(flag, bool):
+        raise ValueError(f"{what} must be True or False, got {flag!r}")
+    return flag
+
+
+def check_line(mesh: Any, style: str) -> None:
+    """ValueError unless it is a mesh of one dim."""
+    check_mesh(mesh)
+    if len(mesh.shape) != 1:
+        raise ValueError(
+            f"{style} takes a mesh of one dim, got {mesh} of shape {tuple(mesh.shape)}; slice it by name, such as mesh['tp']"
+        )

@@ -1,0 +1,101 @@
+"""``RowwiseParallel``: every rank computes a summand of the result, from some of the features that go in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_dtensor import Placement, Replicate, Shard
+from hp_dtensor.chunk import chunk_size
+from hp_platform import get_platform
+from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
+from hp_tp.styles.cutting import CuttingStyle
+from hp_tp.styles.entrance import Door, as_dtensor, enter_piece, first_argument
+from hp_tp.styles.exits import leave, leave_sum
+from hp_tp.styles.placing import local_of, run_with
+
+Tensor = Any
+Module = Any
+
+
+class RowwiseParallel(CuttingStyle):
+    """Cut a layer by the features that it takes: every rank computes a summand of the result, and they are added up.
+
+    Of ``y = x @ weight.T + bias`` with ``x (..., in)`` every rank holds ``weight (out, in / ranks)`` as a DTensor Shard(1) and the
+    whole ``bias (out,)``, takes ``x (..., in / ranks)``, as a ColwiseParallel layer gives it, and the bias is added once, after
+    the reduction. Of an Embedding with ``weight (num, dim)`` the rows are cut, Shard(0), and every rank gives zeros for ids that
+    it does not have; of a convolution the channels that go in; of other modules what they say (:class:`hp_tp.ModuleCuts`).
+
+    Args:
+        input_layouts: how a plain input lies; default: cut along the features, Shard(-1) for Linear, and Replicate() for ids. A
+            DTensor knows it itself.
+        output_layouts: how the result shall lie: Replicate() (default), or Shard(d), such as the sequence dim.
+        use_local_output: whether the result is handed out as a plain tensor (default) or as a DTensor.
+        heads: number of attention heads that the features that go in are made of. They must divide over the ranks.
+        cuts, uneven: as for :class:`ColwiseParallel`.
+
+    Communication per call, with ``b`` bytes of a whole result: one all-reduce of ``b``, in backward none; for a cut result one
+    reduce-scatter of ``b``, in backward one all-gather, and one all-reduce of the bias' gradient.
+
+    ValueError for a module of another kind, options that do not fit, heads that do not divide, and at the call for
+    a piece of another size than the weight's. Source: as :class:`ColwiseParallel`.
+    """
+
+    style = "rowwise"
+    known = BY_ROWS
+
+    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+        """Pieces of the features in, a sum out."""
+        platform = get_platform()
+        kind = platform.layer_kind(module)
+        return ByRows(
+            self.door(mesh, Replicate() if kind == "embedding" else Shard(cuts.feature_dim), what),
+            Replicate() if self.output_layouts is None else self.output_layouts,
+            self.use_local_output,
+            cuts,
+            kind == "linear" and platform.has_stock_forward(module),
+            chunk_size(cuts.features or 0, mesh.shape[0], mesh.get_coordinate()[0]),
+        )
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """The forward of a module that was cut by rows."""
+
+    door: Door
+    wanted: Placement
+    use_local: bool
+    cuts: ModuleCuts
+    is_linear: bool
+    """Whether the framework's own linear is all that forward does."""
+    size: int
+    """How many features this rank takes."""
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        door, cuts = self.door, self.cuts
+        x = first_argument(args, kwargs, door.what)
+        if cuts.on_dtensors:
+            y = own(as_dtensor(x, door), *args[1:], **kwargs)
+            return leave(y, self.wanted, door, use_local=self.use_local, known_dim=len(y.shape) - 1)
+        x = enter_piece(x, door, cuts.feature_dim)
+        if x.shape[cuts.feature_dim] != self.size:
+            raise ValueError(
+                f"{door.what}: the input's piece has {x.shape[cuts.feature_dim]} of {cuts.features} features on this rank, the "
+                f"parameters' has {self.size}: a plain input is taken to lie as {door.layout}; say input_layouts, or give a DTensor"
+            )
+        platform = get_platform()
+        after = (
+            None if cuts.added_after is None else local_of(platform.get_parameter(module, cuts.added_after))
+        )
+        if self.is_linear:
+            y = platform.linear(x, local_of(module.weight), None)
+        else:
+            pieces = {name: local_of(platform.get_parameter(module, name)) for name in cuts.parameters}
+            if cuts.added_after is not None:
+                pieces[cuts.added_after] = None
+            y = run_with(module, pieces, own, (x, *args[1:]), kwargs)
+        dim = y.ndim + cuts.feature_dim
+        return leave_sum(y, after, tuple(y.shape), dim, self.wanted, door, use_local=self.use_local)
