@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
     from hp_tp import ColwiseParallel as ColwiseParallel
+    from hp_tp import Linear2DParallel as Linear2DParallel
     from hp_tp import ModuleCuts as ModuleCuts
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
@@ -100,6 +101,7 @@ _WHERE = {
     "DeviceMesh": "hp_platform",
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
+    "Linear2DParallel": "hp_tp",
     "LoadReport": "hp_dtensor",
     "MemoryPlan": "hp_fsdp",
     "MixedPrecisionPolicy": "hp_fsdp",
