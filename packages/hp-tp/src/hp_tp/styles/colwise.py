@@ -9,9 +9,10 @@ from typing import Any
 from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
 from hp_tp.styles.cuts import BY_COLUMNS, ModuleCuts
-from hp_tp.styles.cutting import CuttingStyle
+from hp_tp.styles.cutting import CuttingStyle, check_flag
 from hp_tp.styles.entrance import Door, as_dtensor, enter_piece, enter_whole, first_argument
 from hp_tp.styles.exits import leave, leave_piece
+from hp_tp.styles.parts import Part, Wishes, given, parts_of, place_parts, shown
 from hp_tp.styles.placing import local_of, run_with
 
 Tensor = Any
@@ -31,6 +32,15 @@ class ColwiseParallel(CuttingStyle):
         output_layouts: how the result shall lie; default: cut along the features, Shard(-1) for Linear.
         use_local_output: whether the result is handed out as this rank's plain piece (default) or as a DTensor.
         heads: number of attention heads that the features are made of. They must divide over the ranks.
+        replicate_kv: for projections to keys and values whose heads do not divide over the ranks: the parameters stay whole on
+            every rank, which computes the heads that its queries need; see [Note: replicated keys and values] in
+            :mod:`hp_tp.styles.heads`. Gradients of the parameters are added up: one all-reduce each, in backward. The
+            attention must take the number of heads from the tensors. Where the heads divide they are cut as usual.
+        query_heads: number of heads of the queries; needed for replicate_kv.
+        parts: the features in parts that are each cut for themselves, for fused projections: sizes by name, such as ``{"q":
+            4096, "k": 1024, "v": 1024}``, or a list of sizes. A parameter ``weight`` becomes ``weight_q``, ``weight_k`` and
+            ``weight_v``, see [Note: fused parameters] in :mod:`hp_tp.styles.parts`, and the result is this rank's
+            piece of q, of k and of v. ``heads`` is a dict by part then.
         cuts: how the module is cut, if it is of another kind and does not say so itself.
         uneven: whether plain pieces of an input may be of several sizes, and plain results too. The ranks then tell each other
             their sizes at every call, and the host waits for them. By default plain pieces are taken to be equal, and results
@@ -47,17 +57,74 @@ class ColwiseParallel(CuttingStyle):
     style = "colwise"
     known = BY_COLUMNS
 
-    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        heads: Any = None,
+        query_heads: int | None = None,
+        replicate_kv: bool = False,
+        parts: Any = None,
+        cuts: ModuleCuts | None = None,
+        uneven: bool = False,
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+            heads=heads,
+            cuts=cuts,
+            uneven=uneven,
+        )
+        check_flag(replicate_kv, "ColwiseParallel: replicate_kv")
+        if replicate_kv != (query_heads is not None) or (replicate_kv and heads is None):
+            raise ValueError(
+                f"ColwiseParallel: replicate_kv=True needs heads= (of keys and values) and query_heads=, and query_heads is "
+                f"for nothing else; got replicate_kv={replicate_kv}, heads={heads}, query_heads={query_heads}"
+            )
+        if parts is not None and not (use_local_output and output_layouts is None):
+            raise ValueError(
+                "ColwiseParallel: the result of a layer in parts is handed out as plain pieces, part by part, which no "
+                "placement describes: leave out output_layouts and use_local_output, and put the parts where they shall be"
+            )
+        self.wishes = Wishes(parts, heads, query_heads, replicate_kv)
+
+    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
         """Whole input, pieces of the features out."""
-        platform = get_platform()
-        usual = Shard(cuts.feature_dim)
-        return ByColumns(
+        platform, usual = get_platform(), Shard(cuts.feature_dim)
+        parts = parts_of(
+            self.wishes,
+            cuts,
+            type(self).__name__,
+            type(module).__name__,
+            mesh.shape[0],
+            mesh.get_coordinate()[0],
+        )
+        is_usual = len(parts) == 1 and parts[0].chosen is None
+        if cuts.on_dtensors and not is_usual:
+            raise ValueError(f"{what}: parts and replicated heads are for modules that run on pieces")
+        forward = ByColumns(
             self.door(mesh, usual if cuts.input_is_cut else Replicate(), what),
             usual if self.output_layouts is None else self.output_layouts,
             self.use_local_output,
             cuts,
+            parts,
+            _features(cuts, parts, mesh.shape[0]),
             platform.layer_kind(module) == "linear" and platform.has_stock_forward(module),
+            is_usual,
         )
+        place_parts(module, mesh, cuts, parts, self.src_data_rank)
+        return forward
+
+
+def _features(cuts: ModuleCuts, parts: tuple[Part, ...], num_ranks: int) -> int:
+    """How many features all ranks together hand out."""
+    assert cuts.features is not None
+    if parts[0].chosen is None:
+        return cuts.features
+    return num_ranks * len(parts[0].chosen) * parts[0].unit
 
 
 @dataclass(frozen=True)
@@ -68,8 +135,12 @@ class ByColumns:
     wanted: Placement
     use_local: bool
     cuts: ModuleCuts
+    parts: tuple[Part, ...]
+    features: int
     is_linear: bool
     """Whether the framework's own linear is all that forward does."""
+    is_usual: bool
+    """Whether there is one part, and that is cut."""
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -81,13 +152,17 @@ class ByColumns:
             dim = len(y.shape) + cuts.feature_dim
             return leave(y, self.wanted, door, use_local=self.use_local, known_dim=dim)
         x = enter_piece(x, door, cuts.feature_dim) if cuts.input_is_cut else enter_whole(x, door)
-        platform = get_platform()
-        if self.is_linear:
-            weight, bias = (local_of(getattr(module, name)) for name in ("weight", "bias"))
-            y = platform.linear(x, weight, bias)
+        if self.is_linear and self.is_usual:
+            y = get_platform().linear(x, local_of(module.weight), local_of(module.bias))
+        elif self.is_linear:
+            found = shown(module, cuts, self.parts, door.mesh)
+            y = get_platform().linear(x, found["weight"], found.get("bias"))
         else:
-            pieces = {name: local_of(platform.get_parameter(module, name)) for name in cuts.parameters}
-            y = run_with(module, pieces, own, (x, *args[1:]), kwargs)
+            y = run_with(module, shown(module, cuts, self.parts, door.mesh), own, (x, *args[1:]), kwargs)
         dim = y.ndim + cuts.feature_dim
-        shape = (*y.shape[:dim], cuts.features, *y.shape[dim + 1 :])
+        if not self.is_usual:
+            y = given(y, dim, self.parts, door.mesh)
+        if len(self.parts) > 1:
+            return y
+        shape = (*y.shape[:dim], self.features, *y.shape[dim + 1 :])
         return leave_piece(y, shape, dim, self.wanted, door, use_local=self.use_local)

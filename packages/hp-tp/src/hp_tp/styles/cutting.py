@@ -6,13 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hp_dtensor import ParallelStyle, Placement, Replicate, Shard
+from hp_dtensor import ParallelStyle, Placement
 from hp_dtensor.creation import check_mesh
 from hp_platform import get_platform
 from hp_tp.styles.cuts import ModuleCuts, cuts_of
 from hp_tp.styles.entrance import Door
-from hp_tp.styles.heads import check_heads
-from hp_tp.styles.placing import check_unplaced, place
+from hp_tp.styles.placing import check_unplaced
 
 Module = Any
 
@@ -31,7 +30,7 @@ class CuttingStyle(ParallelStyle):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
-        heads: int | None = None,
+        heads: Any = None,
         cuts: ModuleCuts | None = None,
         uneven: bool = False,
     ) -> None:
@@ -45,21 +44,17 @@ class CuttingStyle(ParallelStyle):
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
         name, kind = type(self).__name__, type(module).__name__
+        platform = get_platform()
         check_line(device_mesh, name)
         check_unplaced(module, name)
         cuts = cuts_of(module, self.style, self.cuts, self.known)
-        assert cuts.features is not None
-        if self.heads is not None:
-            check_heads(name, kind, self.heads, cuts.features, device_mesh.shape[0])
-        forward = self.forward_of(module, device_mesh, cuts, f"{name} of {kind}")
-        placements = {n: Replicate() if dim is None else Shard(dim) for n, dim in cuts.parameters.items()}
-        place(module, device_mesh, placements, self.src_data_rank)
-        get_platform().override_forward(module, forward)
+        forward = self.laid_out(module, device_mesh, cuts, f"{name} of {kind}")
+        platform.override_forward(module, forward)
         return module
 
     @abstractmethod
-    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
-        """What runs in the place of the module's forward."""
+    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+        """Check the module, let its parameters be DTensors, and give what runs in the place of its forward."""
 
     def door(self, mesh: Any, layout: Placement, what: str) -> Door:
         """Where the module's inputs arrive."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_dtensor import Placement, distribute_tensor
+from hp_dtensor import Placement, conversions, distribute_tensor
 from hp_dtensor.module_tensors import is_dtensor
 from hp_platform import get_platform
 
@@ -27,15 +27,25 @@ def place(module: Module, mesh: Any, placements: Mapping[str, Placement], src_da
     """Cut the module's own parameters. Communication: that of ``distribute_tensor``."""
     platform: Any = get_platform()
     for name, parameter in list(platform.named_parameters(module, recurse=False, remove_duplicate=False)):
-        placed = distribute_tensor(parameter, mesh, [placements[name]], src_data_rank=src_data_rank)
+        placed = distribute_tensor(
+            platform.detach(parameter), mesh, [placements[name]], src_data_rank=src_data_rank
+        )
         platform.set_parameter(
             module, name, platform.parameter(placed, requires_grad=platform.requires_grad(parameter))
         )
 
 
-def local_of(x: Any) -> Tensor | None:
+def local_of(x: Any) -> Any:
     """This rank's piece of what stands in a parameter's place: of a DTensor, or a plain tensor, which is taken for the piece."""
     return x._local if is_dtensor(x) else x
+
+
+def summed_over(whole: Tensor, mesh: Any) -> Tensor:
+    """A whole local parameter for a forward that differs between ranks: their gradients are added up by one all-reduce."""
+    platform = get_platform()
+    if mesh.shape[0] == 1 or not (platform.is_grad_enabled() and platform.requires_grad(whole)):
+        return whole
+    return conversions.mark(whole, (mesh.get_group(0),))
 
 
 def run_with(

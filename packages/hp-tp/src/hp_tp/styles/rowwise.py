@@ -13,7 +13,8 @@ from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle
 from hp_tp.styles.entrance import Door, as_dtensor, enter_piece, first_argument
 from hp_tp.styles.exits import leave, leave_sum
-from hp_tp.styles.placing import local_of, run_with
+from hp_tp.styles.heads import check_heads
+from hp_tp.styles.placing import local_of, place, run_with, summed_over
 
 Tensor = Any
 Module = Any
@@ -45,18 +46,26 @@ class RowwiseParallel(CuttingStyle):
     style = "rowwise"
     known = BY_ROWS
 
-    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
         """Pieces of the features in, a sum out."""
+        assert cuts.features is not None
         platform = get_platform()
-        kind = platform.layer_kind(module)
-        return ByRows(
+        kind, num_ranks = platform.layer_kind(module), mesh.shape[0]
+        if self.heads is not None:
+            check_heads("RowwiseParallel", type(module).__name__, self.heads, cuts.features, num_ranks)
+        placements = {
+            name: Replicate() if dim is None else Shard(dim) for name, dim in cuts.parameters.items()
+        }
+        forward = ByRows(
             self.door(mesh, Replicate() if kind == "embedding" else Shard(cuts.feature_dim), what),
             Replicate() if self.output_layouts is None else self.output_layouts,
             self.use_local_output,
             cuts,
             kind == "linear" and platform.has_stock_forward(module),
-            chunk_size(cuts.features or 0, mesh.shape[0], mesh.get_coordinate()[0]),
+            chunk_size(cuts.features, num_ranks, mesh.get_coordinate()[0]),
         )
+        place(module, mesh, placements, self.src_data_rank)
+        return forward
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,16 @@ class ByRows:
         if self.is_linear:
             y = platform.linear(x, local_of(module.weight), None)
         else:
-            pieces = {name: local_of(platform.get_parameter(module, name)) for name in cuts.parameters}
-            if cuts.added_after is not None:
-                pieces[cuts.added_after] = None
-            y = run_with(module, pieces, own, (x, *args[1:]), kwargs)
+            y = run_with(module, self._shown(module), own, (x, *args[1:]), kwargs)
         dim = y.ndim + cuts.feature_dim
         return leave_sum(y, after, tuple(y.shape), dim, self.wanted, door, use_local=self.use_local)
+
+    def _shown(self, module: Module) -> dict[str, Any]:
+        """What forward finds in the places of the parameters."""
+        platform, found = get_platform(), {}
+        for name, dim in self.cuts.parameters.items():
+            piece = local_of(platform.get_parameter(module, name))
+            found[name] = piece if dim is not None else summed_over(piece, self.door.mesh)
+        if self.cuts.added_after is not None:
+            found[self.cuts.added_after] = None
+        return found

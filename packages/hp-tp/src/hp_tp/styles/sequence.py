@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle, Replicate, Shard, conversions
+from hp_dtensor import DTensor, ParallelStyle, Replicate, Shard
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
 from hp_tp.styles.cutting import check_flag, check_line
 from hp_tp.styles.entrance import Door, as_dtensor, first_argument
 from hp_tp.styles.exits import check_even
-from hp_tp.styles.placing import check_unplaced, local_of, place, run_with
+from hp_tp.styles.placing import check_unplaced, local_of, place, run_with, summed_over
 
 Module = Any
 _OF_EACH_ROW = ("layer_norm", "rms_norm")
@@ -126,8 +126,7 @@ class AlongSequence:
         platform, mesh = get_platform(), self.door.mesh
         shown = {}
         for name, _ in platform.named_parameters(module, recurse=False, remove_duplicate=False):
-            whole = local_of(platform.get_parameter(module, name))
-            shown[name] = conversions.mark(whole, (mesh.get_group(0),)) if mesh.shape[0] > 1 else whole
+            shown[name] = summed_over(local_of(platform.get_parameter(module, name)), mesh)
         return run_with(module, shown, own, (x, *args), kwargs)
 
 
