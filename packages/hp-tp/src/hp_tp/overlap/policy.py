@@ -1,0 +1,51 @@
+"""When a product is cut so that communication runs beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class OverlapPolicy:
+    """From which size on products are cut, and how. Equal on all ranks, since it decides what they launch.
+
+    A product that is cut takes more launches, which a program that is bound by the host pays for, and smaller ones, which fill
+    a device less well. So below ``min_nbytes`` forward is the plain program: one collective and one product, in order. (The reduction
+    of an input's gradient runs beside the weight's gradient at every size: that takes no more launches.)
+
+    ValueError for sizes below 0, less than one chunk, and another ``gather_by``.
+    """
+
+    min_nbytes: int = 32 * MIB
+    """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on products are cut. The default is
+    a sequence of 4096 tokens with 4096 features of 2 bytes: there the device is as long busy with a layer as the host."""
+    chunk_nbytes: int = 16 * MIB
+    """A reduction is cut into chunks of at least so many bytes of the summand; below, the start of each costs more than it hides."""
+    max_chunks: int = 4
+    """Into how many at most."""
+    gather_by: Literal["collective", "sends"] = "collective"
+    """``"collective"``: one all-gather beside the product of the own rows. ``"sends"``: a transfer between two ranks per piece, each
+    multiplied when it has come; for inputs whose pieces lie in one block each (of a batch of one, or cut along dim 0). See
+    [Note: which pieces] in :mod:`hp_tp.overlap`."""
+
+    def __post_init__(self) -> None:
+        if self.min_nbytes < 0 or self.chunk_nbytes < 0 or self.max_chunks < 1:
+            raise ValueError(
+                f"OverlapPolicy needs min_nbytes and chunk_nbytes of 0 or more and max_chunks of 1 or more, got "
+                f"{self.min_nbytes}, {self.chunk_nbytes} and {self.max_chunks}"
+            )
+        if self.gather_by not in ("collective", "sends"):
+            raise ValueError(f"gather_by is 'collective' or 'sends', got {self.gather_by!r}")
+
+    def cuts(self, nbytes: int) -> bool:
+        """Whether a product is cut whose communication is so large."""
+        return nbytes >= self.min_nbytes
+
+    def num_chunks(self, nbytes: int) -> int:
+        """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""
+        if not self.cuts(nbytes):
+            return 1
+        return max(1, min(self.max_chunks, nbytes // max(1, self.chunk_nbytes)))
