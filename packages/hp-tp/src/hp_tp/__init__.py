@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hp_dtensor.styles.prepare_module import PrepareModuleInput as PrepareModuleInput
     from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
     from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
+    from hp_tp.dropout import DropoutParallel as DropoutParallel
     from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
     from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
     from hp_tp.styles.rowwise import RowwiseParallel as RowwiseParallel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "ColwiseParallel": "styles.colwise",
+    "DropoutParallel": "dropout",
     "Linear2DParallel": "two_dim.linear",
     "ModuleCuts": "styles.cuts",
     "ParallelStyle": "hp_dtensor",

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
     from hp_tp import ColwiseParallel as ColwiseParallel
+    from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
     from hp_tp import ModuleCuts as ModuleCuts
     from hp_tp import RowwiseParallel as RowwiseParallel
@@ -99,6 +100,7 @@ _WHERE = {
     "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
+    "DropoutParallel": "hp_tp",
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
     "Linear2DParallel": "hp_tp",
