@@ -100,7 +100,8 @@ class Built:
     def results(self, inputs: Inputs) -> Iterator[tuple[str, Any]]:
         """What comes out, and the gradients, of this rank: the sides cut alike."""
         result = self.backward(inputs).detach()
-        yield "what comes out", _local(result)
+        # A layer's output is this rank's piece; a loss may still lie as summands.
+        yield "what comes out", result.full_tensor() if hasattr(result, "full_tensor") else result
         for name, leaf in (*self.parameters.items(), *(("x", leaf) for leaf in inputs.leaves)):
             yield f"the gradient of {name}", _local(leaf.grad)
             leaf.grad = None
@@ -154,7 +155,7 @@ def _module(side: Side, family: Family) -> Any:
     mesh = library.meshes.init_device_mesh(
         device(), (torch.distributed.get_world_size(),), mesh_dim_names=("tp",)
     )
-    return library.styles.parallelize_module(module, mesh, library.plan(family))
+    return library.styles.parallelize_module(module, mesh, library.plan(family, prepares=side is Side.PEER))
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,15 @@ class _Library:
         )
         return cls(*map(importlib.import_module, names))
 
-    def plan(self, family: Family) -> Any:
-        """Styles by name. What several weights take is made whole in front of all of them, once."""
+    def plan(self, family: Family, *, prepares: bool) -> Any:
+        """Styles by name.
+
+        What several weights take is made whole once. Ours sees to it by itself; torch's would do it, and sum the gradients, for
+        every weight, so there (``prepares``) a style in front of all of them does.
+        """
         styles, whole = self.styles, self.placements.Replicate()
         between = self.placements.Shard(1) if family.sequence_parallel else whole
+        taken = whole if prepares else between
         head = styles.ColwiseParallel(
             input_layouts=between, output_layouts=self.placements.Shard(-1), use_local_output=False
         )
@@ -189,9 +195,11 @@ class _Library:
             desired = tuple(layout and whole for layout in layouts)
             return styles.PrepareModuleInput(input_layouts=layouts, desired_input_layouts=desired)
 
-        plan = {"attention": taking(between, None, None), "feed_forward": taking(between)}
+        plan = {}
+        if prepares:
+            plan |= {"attention": taking(between, None, None), "feed_forward": taking(between)}
         for name in ("attention.q", "attention.k", "attention.v", "feed_forward.gate", "feed_forward.up"):
-            plan[name] = styles.ColwiseParallel()
+            plan[name] = styles.ColwiseParallel(input_layouts=taken)
         for name in ("attention.o", "feed_forward.down"):
             plan[name] = styles.RowwiseParallel(output_layouts=between)
         if family.sequence_parallel:
