@@ -14,7 +14,7 @@ from hp_platform.testing import World, count_collectives, distributed
 from hp_tp.overlap import OverlapPolicy, all_gather_matmul, matmul_reduce_scatter
 
 WHOLE = OverlapPolicy()  # no input here is so large that it is cut
-CUT = OverlapPolicy(min_nbytes=0, chunk_nbytes=0, max_chunks=3)
+CUT = OverlapPolicy(min_nbytes=0, features_per_peer=0, chunk_nbytes=0, max_chunks=3)
 SENDS = OverlapPolicy(min_nbytes=0, chunk_nbytes=0, max_chunks=2, gather_by="sends")
 POLICIES = {"whole": WHOLE, "cut": CUT, "sends": SENDS}
 WORLDS = (1, 2, 3, 4)
@@ -307,6 +307,15 @@ def test_a_reduction_is_cut_into_chunks_of_the_size_in_the_policy() -> None:
     assert OverlapPolicy(min_nbytes=0, chunk_nbytes=0).num_chunks(0) == 1
 
 
+def test_a_gather_is_cut_where_there_are_features_to_hide_it() -> None:
+    policy = OverlapPolicy(min_nbytes=100, features_per_peer=8)
+    assert policy.cuts_gather(100, 24, 4)
+    assert not policy.cuts_gather(100, 23, 4)
+    assert not policy.cuts_gather(99, 24, 4)
+    # Whether pieces are sent must not depend on features, of which ranks may have different numbers.
+    assert OverlapPolicy(min_nbytes=100, gather_by="sends").cuts_gather(100, 0, 4)
+
+
 @distributed(world_size=2)
 def test_the_backward_says_that_it_begins(world: World) -> None:
     platform = world.platform
@@ -374,7 +383,9 @@ def test_a_wrong_call_says_what_to_change(world: World, name: str) -> None:
 
 
 def test_a_wrong_policy_says_what_to_change() -> None:
-    with pytest.raises(ValueError, match=r"max_chunks of 1 or more, got 0, 16777216 and 0"):
-        OverlapPolicy(min_nbytes=0, max_chunks=0)
+    with pytest.raises(ValueError, match="OverlapPolicy: max_chunks is 1 or more, got 0"):
+        OverlapPolicy(max_chunks=0)
+    with pytest.raises(ValueError, match="OverlapPolicy: min_nbytes is 0 or more, got -1"):
+        OverlapPolicy(min_nbytes=-1)
     with pytest.raises(ValueError, match=r"gather_by is 'collective' or 'sends', got 'ring'"):
         OverlapPolicy(gather_by="ring")  # type: ignore[arg-type]

@@ -22,6 +22,11 @@ class OverlapPolicy:
     min_nbytes: int = 32 * MIB
     """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on products are cut. The default is
     a sequence of 4096 tokens with 4096 features of 2 bytes: there the device is as long busy with a layer as the host."""
+    features_per_peer: int = 512
+    """Beside an all-gather that hides behind the product of the own rows, that product must be worth its launches: it is cut if it
+    has so many features (``out`` of all weights together) for every other rank. The time of the gather grows with the other
+    ranks' rows, that of the product with features. With 4 ranks the products to a feed-forward of 14336 are cut, and one
+    to 6144 features of queries, keys and values together; one to 4096 is not."""
     chunk_nbytes: int = 16 * MIB
     """A reduction is cut into chunks of at least so many bytes of the summand; below, the start of each costs more than it hides."""
     max_chunks: int = 4
@@ -32,20 +37,23 @@ class OverlapPolicy:
     [Note: which pieces] in :mod:`hp_tp.overlap`."""
 
     def __post_init__(self) -> None:
-        if self.min_nbytes < 0 or self.chunk_nbytes < 0 or self.max_chunks < 1:
-            raise ValueError(
-                f"OverlapPolicy needs min_nbytes and chunk_nbytes of 0 or more and max_chunks of 1 or more, got "
-                f"{self.min_nbytes}, {self.chunk_nbytes} and {self.max_chunks}"
-            )
+        least = {"min_nbytes": 0, "features_per_peer": 0, "chunk_nbytes": 0, "max_chunks": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"OverlapPolicy: {name} is {bound} or more, got {getattr(self, name)}")
         if self.gather_by not in ("collective", "sends"):
             raise ValueError(f"gather_by is 'collective' or 'sends', got {self.gather_by!r}")
 
-    def cuts(self, nbytes: int) -> bool:
-        """Whether a product is cut whose communication is so large."""
-        return nbytes >= self.min_nbytes
+    def cuts_gather(self, nbytes: int, features: int, num_ranks: int) -> bool:
+        """Whether a product with ``features`` is cut whose gathered input is so large.
+
+        Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, only bytes count.
+        """
+        is_worth = self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
+        return nbytes >= self.min_nbytes and is_worth
 
     def num_chunks(self, nbytes: int) -> int:
         """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""
-        if not self.cuts(nbytes):
+        if nbytes < self.min_nbytes:
             return 1
         return max(1, min(self.max_chunks, nbytes // max(1, self.chunk_nbytes)))
