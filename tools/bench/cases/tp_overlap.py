@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from bench.cases.tp_overlap_sides import PLAIN, SIDES, Course, Found, Layer, measure
+from bench.cases.tp_overlap_sides import PLAIN, SIDES, TORCH, Course, Found, Layer, measure
 from bench.command import append_line, positive
 from bench.conditions import Conditions
 from bench.machine import num_gpus
@@ -78,12 +78,12 @@ class Row:
 
     def to_table_row(self) -> str:
         """For a Markdown table under HEADER."""
-        sides = [self.sides[side] for side in SIDES]
+        sides = [self.sides.get(side) for side in (*SIDES, TORCH)]
         cells = (
             self.layer.name,
             str(self.num_ranks),
-            *(f"{found.milliseconds:.3f}" for found in sides),
-            *("-" if found.hidden is None else f"{found.hidden:.0%}" for found in sides[1:]),
+            *("-" if found is None else f"{found.milliseconds:.3f}" for found in sides),
+            *("-" if found is None or found.hidden is None else f"{found.hidden:.0%}" for found in sides[1:]),
             f"{self.ratio:.3f}",
             "yes" if self.reached else "no",
             self.conditions.hardware,
@@ -96,8 +96,8 @@ class Row:
 COLUMNS = (
     "row",
     "ranks",
-    *(f"{side} ms" for side in SIDES),
-    *(f"hidden {side}" for side in list(SIDES)[1:]),
+    *(f"{side} ms" for side in (*SIDES, TORCH)),
+    *(f"hidden {side}" for side in (*SIDES[1:], TORCH)),
     "ours / plain",
     f"<= {GOAL}",
     "hardware",
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.traces is not None:
         options.traces.mkdir(parents=True, exist_ok=True)
         traces = str(options.traces.resolve())
-    course = Course(options.rounds, options.warm, options.steps, options.profile, traces)
+    course = Course(options.rounds, options.warm, options.steps, options.profile, options.torch, traces)
     conditions, rows = Conditions.here(), []
     for layer in layers:
         of_ranks = on_ranks(options.ranks, measure, layer, course)
@@ -171,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=positive, default=Course.timed, help="steps that are timed")
     parser.add_argument(
         "--profile", action="store_true", help="also how much of the communication runs under products"
+    )
+    parser.add_argument(
+        "--torch", action="store_true", help="beside the forwards also torch's fused operators, on GPUs only"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces of the profiles here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON lines to this file too")

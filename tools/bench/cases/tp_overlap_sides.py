@@ -19,8 +19,10 @@ from bench.steps import profile_of, times_on_host
 PRODUCT, PLAIN = "product", "plain"
 SIDES = (PRODUCT, PLAIN, "ours", "cut", "sends", "halves", "quarters")
 """The product alone; the plain program; ours as it decides; always cut: beside one all-gather and in as many chunks as it takes by
-itself, with pieces sent one by one, and reduced in two and in four chunks. Of a layer by columns those in chunks are left out in
-forward, where it reduces nothing, and one by rows those of gathers; they are `cut` again."""
+itself, with pieces sent one by one, and reduced in two and in four chunks. Where there is nothing to send, or to reduce,
+they are `cut` again."""
+TORCH = "torch"
+"""Torch's own fused operators (symmetric memory, copies between GPUs), if they are asked for: forward only, on GPUs of one host."""
 # How far results may lie apart, relative to the norm: partial sums are rounded in other chunks.
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-5}
 CLOCKS_BEFORE = 20_000_000
@@ -57,6 +59,8 @@ class Course:
     warm: int = 3
     timed: int = 10
     profiled: bool = False
+    with_torch: bool = False
+    """Torch's operators beside, where the forward alone is measured."""
     traces: str | None = None
     """The folder."""
 
@@ -73,14 +77,15 @@ class Found:
 
 def measure(layer: Layer, course: Course) -> dict[str, Found]:
     """All sides in turn. RuntimeError if they do not compute the same."""
-    built = {side: Built(side, layer) for side in SIDES}
+    sides = (*SIDES, TORCH) if course.with_torch and layer.forward_only else SIDES
+    built = {side: Built(side, layer) for side in sides}
     _compare(built)
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    times: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(course.rounds):
-        for side in SIDES:
+        for side in sides:
             times[side].append(_one_round(built[side].step, course))
     found = {}
-    for side in SIDES:
+    for side in sides:
         trace = None
         if course.traces is not None:
             trace = Path(course.traces) / f"tp-overlap-{layer.name}-{side}.json.gz"
@@ -134,6 +139,8 @@ class Built:
         x, weight, linear = self.x, self.weight, self.torch.nn.functional.linear
         if self.side == PRODUCT:
             return lambda: linear(x, weight)
+        if self.side == TORCH:
+            return self._fused_forward()
         group, sizes = get_world(), chunk_sizes(self.layer.length, world)
         cut = conversions.Cut(group, tuple(range(world)), rank, 1, sizes)
         if self.side == PLAIN and self.layer.by_columns:
@@ -151,6 +158,16 @@ class Built:
         if self.layer.by_columns:
             return lambda: all_gather_matmul(x, [weight], cut, policy=policy)[0][0]
         return lambda: matmul_reduce_scatter(x, weight, cut, policy=policy)
+
+    def _fused_forward(self) -> Callable[[], Any]:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        name = self.torch.distributed.group.WORLD.group_name
+        symmetric_memory.enable_symm_mem_for_group(name)
+        operators, factor = self.torch.ops.symm_mem, self.weight.t()
+        if self.layer.by_columns:
+            return lambda: operators.fused_all_gather_matmul(self.x, [factor], 1, name)[1][0]
+        return lambda: operators.fused_matmul_reduce_scatter(self.x, factor, "sum", 1, name)
 
     def step(self) -> None:
         """Forward, and backward if it is asked for; gradients are dropped."""
@@ -175,7 +192,9 @@ class Built:
 
 def _compare(built: dict[str, Built]) -> None:
     expected = built[PLAIN].results()
-    for side in SIDES[2:]:
+    for side in built:
+        if side in (PRODUCT, PLAIN):
+            continue
         for name, found, wanted in zip(
             ("output", "gradient of the input", "gradient of the weight"),
             built[side].results(),
