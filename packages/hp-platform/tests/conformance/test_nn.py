@@ -204,6 +204,12 @@ def test_a_product_is_written_into_a_part_of_a_tensor(platform, make, near, equa
     equal(platform.narrow(whole, len(batch), n + 1, 1), before[..., n + 1 :, :])
 
 
+def test_products_are_made_in_the_dtype_of_their_operands(platform, make, real):
+    for name in ("float32", "float16", real):
+        x = make(np.ones((2, 2)), name)
+        assert platform.product_dtype(x) == x.dtype
+
+
 def test_a_product_takes_a_matrix_that_lies_transposed(platform, make, near, real):
     random = np.random.default_rng(7)
     x, w = random.normal(size=(2, 3, 4)).astype(real), random.normal(size=(5, 4)).astype(real)

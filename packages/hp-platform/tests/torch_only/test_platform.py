@@ -329,3 +329,12 @@ def test_recordable_makes_tensors_for_training_inside_of_inference_mode(platform
     x = torch.ones(2, requires_grad=True)
     (x * kept).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_the_dtype_of_products_is_that_of_autocast(name: str) -> None:
+    platform = build_platform()
+    x = torch.ones((2, 2), dtype=getattr(torch, name))
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            assert platform.product_dtype(x) == platform.matmul(x, x).dtype == platform.linear(x, x).dtype

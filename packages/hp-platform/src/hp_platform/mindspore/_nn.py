@@ -245,6 +245,10 @@ class MindSporeNNOps:
         x, y = ops.stop_gradient(x), ops.stop_gradient(y)
         return _matmul.matmul(x.astype(wanted), y.astype(wanted))
 
+    def product_dtype(self, x: mindspore.Tensor) -> Any:
+        """Nothing is cast behind the program."""
+        return x.dtype
+
     matmul_into = staticmethod(_matmul.matmul_into)
 
     def softmax(self, x: mindspore.Tensor, dim: int = -1) -> mindspore.Tensor:

@@ -184,6 +184,12 @@ class NNOps(Protocol):
         """
         ...
 
+    def product_dtype(self, x: Tensor) -> DType:
+        """In which dtype :meth:`linear` and :meth:`matmul` multiply ``x`` now: its own, but where the framework casts by itself
+        (``torch.autocast``).
+        """
+        ...
+
     def matmul_into(self, out: Tensor, x: Tensor, y: Tensor, add: Tensor | None = None) -> Tensor:
         """``x (n, k) @ y (k, m)``, plus ``add``, written into ``out (n, m)``, which may be a view of a larger tensor; not recorded.
 

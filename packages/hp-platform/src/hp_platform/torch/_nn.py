@@ -206,6 +206,13 @@ class TorchNNOps:
                 return torch.mm(x, y, out_dtype=wanted)
             return torch.mm(x.to(wanted), y.to(wanted))
 
+    def product_dtype(self, x: torch.Tensor) -> torch.dtype:
+        """That of autocast, which leaves float64 alone."""
+        kind = x.device.type
+        if x.dtype.is_floating_point and x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+        return x.dtype
+
     def matmul_into(
         self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, add: torch.Tensor | None = None
     ) -> torch.Tensor:

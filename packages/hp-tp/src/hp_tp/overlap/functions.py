@@ -58,6 +58,8 @@ def all_gather_matmul(
     if len(cut.sizes) == 1:
         return [platform.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], x
     plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, len(weights), used)
+    x, *weights = _as_multiplied([x, *weights])
+    biases = [bias if bias is None else platform.cast(bias, x.dtype) for bias in biases]
     factors = [platform.transpose(weight, 0, 1) for weight in weights]
     *products, whole = _functions().Gather.apply(plan, x, *factors, *biases)
     return products, whole
@@ -83,8 +85,16 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, cut: Cut, *, policy: Overla
     if len(cut.sizes) == 1:
         return platform.linear(x, weight)
     plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, 1, None)
+    x, weight = _as_multiplied([x, weight])
     result: Tensor = _functions().Scatter.apply(plan, x, platform.transpose(weight, 0, 1))
     return result
+
+
+def _as_multiplied(xs: list[Tensor]) -> list[Tensor]:
+    """In the dtype in which the framework would multiply them now."""
+    platform = get_platform()
+    dtype = platform.product_dtype(xs[0])
+    return [platform.cast(x, dtype) for x in xs]
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], cut: Cut, length: int, what: str) -> None:
@@ -100,12 +110,14 @@ def _check(x: Tensor, weights: Sequence[Tensor], cut: Cut, length: int, what: st
         raise ValueError(
             f"{what}: dim {cut.dim} of the input is {length} here by the cut {tuple(cut.sizes)}, got shape {tuple(x.shape)}"
         )
-    dtype_name = get_platform().dtype_name
+    platform = get_platform()
+    dtype, dtype_name = platform.product_dtype(x), platform.dtype_name
     for place, weight in enumerate(weights):
-        if len(weight.shape) != 2 or weight.shape[1] != x.shape[-1] or weight.dtype != x.dtype:
+        fits = len(weight.shape) == 2 and weight.shape[1] == x.shape[-1]
+        if not fits or platform.product_dtype(weight) != dtype:
             raise ValueError(
-                f"{what}: weight {place} must be (out, {x.shape[-1]}) of {dtype_name(x.dtype)} for an input of shape {tuple(x.shape)}, "
-                f"got {tuple(weight.shape)} of {dtype_name(weight.dtype)}"
+                f"{what}: weight {place} must be (out, {x.shape[-1]}) of {dtype_name(x.dtype)} for an input of shape "
+                f"{tuple(x.shape)}, got {tuple(weight.shape)} of {dtype_name(weight.dtype)}"
             )
 
 
@@ -151,7 +163,7 @@ def _functions(platform: Any) -> SimpleNamespace:
                 platform.detach(rows.flat(x)), factors, rows, plan.policy, biases or None
             )
             whole = rows.whole(whole)
-            ctx.plan, ctx.num_biases = plan, len(biases)
+            ctx.plan = plan
             ctx.save_for_backward(whole, *factors)
             return (*(rows.whole(product) for product in products), whole)
 
