@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
     from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
     from hp_tp.dropout import DropoutParallel as DropoutParallel
+    from hp_tp.plans.parallel_plan import ParallelPlan as ParallelPlan
+    from hp_tp.plans.planner import plan_for as plan_for
     from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
+    from hp_tp.styles.compiled import compile_block as compile_block
     from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
     from hp_tp.styles.rowwise import RowwiseParallel as RowwiseParallel
     from hp_tp.styles.sequence import SequenceParallel as SequenceParallel
@@ -27,13 +30,16 @@ _WHERE = {
     "DropoutParallel": "dropout",
     "Linear2DParallel": "two_dim.linear",
     "ModuleCuts": "styles.cuts",
+    "ParallelPlan": "plans.parallel_plan",
     "ParallelStyle": "hp_dtensor",
     "PrepareModuleInput": "hp_dtensor",
     "PrepareModuleInputOutput": "hp_dtensor",
     "PrepareModuleOutput": "hp_dtensor",
     "RowwiseParallel": "styles.rowwise",
     "SequenceParallel": "styles.sequence",
+    "compile_block": "styles.compiled",
     "parallelize_module": "hp_dtensor",
+    "plan_for": "plans.planner",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from hp_tp import ModuleCuts as ModuleCuts
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
+    from hp_tp import compile_block as compile_block
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
@@ -131,6 +132,7 @@ _WHERE = {
     "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
     "check_spmd": "hp_dtensor",
+    "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",
     "destroy_process_group": "hp_platform",
     "distribute_module": "hp_dtensor",

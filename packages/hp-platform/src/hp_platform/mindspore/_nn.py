@@ -220,6 +220,16 @@ class MindSporeNNOps:
     def run_uncompiled(self, functions: Iterable[Callable[..., Any]], *, recurse: bool = True) -> None:
         """Nothing to do: what runs in PyNative mode is compiled only where the user says so, function by function."""
 
+    def is_compiling(self) -> bool:
+        """Modules run in PyNative mode."""
+        return False
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Refused."""
+        raise NotImplementedError(
+            f"compile: MindSpore {mindspore.__version__} runs modules uncompiled here (PyNative mode): leave the compilation out"
+        )
+
     # --- functional
     linear = _computing(_empty.linear)
     matmul = _computing(_matmul.matmul)

@@ -168,6 +168,16 @@ class NNOps(Protocol):
         """
         ...
 
+    def is_compiling(self) -> bool:
+        """Whether the code that asks is being recorded by the framework's compiler, and not run (False where there is none)."""
+        ...
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The function compiled as one graph at its first call, or the compiler's error that says where it is not one. ``options`` are
+        the compiler's own. NotImplementedError unless ``supports("traced_collectives")``.
+        """
+        ...
+
     # --- functional: differentiable, with the framework's own kernels
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``; weight ``(out, in)``."""

@@ -168,6 +168,11 @@ class TorchNNOps:
         return module.register_full_backward_hook(hook)
 
     run_uncompiled = staticmethod(_dynamo.run_uncompiled)
+    is_compiling = staticmethod(torch.compiler.is_compiling)
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """torch.compile without graph breaks."""
+        return torch.compile(function, fullgraph=True, **options)
 
     # --- functional
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

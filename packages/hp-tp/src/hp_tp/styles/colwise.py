@@ -10,7 +10,8 @@ from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
 from hp_tp.styles.cuts import BY_COLUMNS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle, check_flag
-from hp_tp.styles.entrance import Door, as_dtensor, enter_piece, enter_whole, first_argument
+from hp_tp.styles.door import Door
+from hp_tp.styles.entrance import as_dtensor, enter_piece, enter_whole, first_argument
 from hp_tp.styles.exits import leave, leave_piece
 from hp_tp.styles.parts import Part, Wishes, given, parts_of, place_parts, shown
 from hp_tp.styles.placing import local_of, run_with
@@ -155,10 +156,10 @@ class ByColumns:
         if self.is_linear and self.is_usual:
             y = get_platform().linear(x, local_of(module.weight), local_of(module.bias))
         elif self.is_linear:
-            found = shown(module, cuts, self.parts, door.mesh)
+            found = shown(module, cuts, self.parts, door)
             y = get_platform().linear(x, found["weight"], found.get("bias"))
         else:
-            y = run_with(module, shown(module, cuts, self.parts, door.mesh), own, (x, *args[1:]), kwargs)
+            y = run_with(module, shown(module, cuts, self.parts, door), own, (x, *args[1:]), kwargs)
         dim = y.ndim + cuts.feature_dim
         if not self.is_usual:
             y = given(y, dim, self.parts, door.mesh)

@@ -10,7 +10,7 @@ from hp_dtensor import ParallelStyle, Placement
 from hp_dtensor.creation import check_mesh
 from hp_platform import get_platform
 from hp_tp.styles.cuts import ModuleCuts, cuts_of
-from hp_tp.styles.entrance import Door
+from hp_tp.styles.door import Door, make_door
 from hp_tp.styles.placing import check_unplaced
 
 Module = Any
@@ -58,7 +58,9 @@ class CuttingStyle(ParallelStyle):
 
     def door(self, mesh: Any, layout: Placement, what: str) -> Door:
         """Where the module's inputs arrive."""
-        return Door(mesh, layout if self.input_layouts is None else self.input_layouts, self.uneven, what)
+        return make_door(
+            mesh, layout if self.input_layouts is None else self.input_layouts, self.uneven, what
+        )
 
 
 def check_layout(layout: Any, what: str) -> Placement | None:

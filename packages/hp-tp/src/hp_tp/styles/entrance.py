@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from hp_dtensor import DTensor, Placement, Replicate, conversions
-from hp_dtensor.chunk import chunk_sizes
+from hp_dtensor import DTensor, Replicate
+from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.marks import marked
-from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
+from hp_tp.styles import moves
+from hp_tp.styles.door import Door
 from hp_tp.styles.shared import shared
 
 Tensor = Any
 _DIMS = (0,)
 """The mesh dim: these styles take a mesh of one."""
-
-
-class Door(NamedTuple):
-    """Where inputs arrive, and how plain ones are to be understood."""
-
-    mesh: Any
-    layout: Placement
-    """How a plain input lies."""
-    uneven: bool
-    """Whether plain pieces may be of other sizes on other ranks, which are asked then."""
-    what: str
-    """For messages."""
 
 
 def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Any:
@@ -48,7 +37,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     all-reduce. Once for all modules that get the same tensor: see [Note: kept with the tensor].
     """
     mesh = door.mesh
-    if is_dtensor(x):
+    if isinstance(x, DTensorMethods):
         _check_mesh(x, door)
         placement, local = x.placements[0], x._local
         if placement.is_replicate():
@@ -58,18 +47,16 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
         if placement.is_replicate():
             if mesh.shape[0] == 1 or not records(x):
                 return x
-            group = mesh.get_group(0)
-            return shared(x, ("mark", group), lambda used: conversions.mark(x, (group,), used))
+            return shared(x, ("mark", mesh), lambda used: moves.mark(x, door, used))
     if not isinstance(placement, Shard):
         return marked(as_dtensor(x, door).redistribute(placements=[Replicate()]), _DIMS)
     if mesh.shape[0] == 1:
         return local
-    shape = x.shape if is_dtensor(x) else whole_shape(x, door)
-    cut = cut_along(mesh, placement.dim % len(shape), shape)
+    shape = x.shape if isinstance(x, DTensorMethods) else whole_shape(x, door)
+    dim = placement.dim % len(shape)
     if not records(local):
-        return conversions.gather_varying(local, cut)
-    key = ("gather", cut.group, cut.dim)
-    return shared(local, key, lambda used: conversions.gather_varying(local, cut, None, used))
+        return moves.gather(local, door, dim, shape)
+    return shared(local, ("gather", mesh, dim), lambda used: moves.gather(local, door, dim, shape, used))
 
 
 def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:
@@ -81,12 +68,11 @@ def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:
     ndim = len(x.shape)
     if ndim < -dim:
         _no_dim(x, door, dim)
-    wanted = Shard(ndim + dim)
-    if not is_dtensor(x):
+    if not isinstance(x, DTensorMethods):
         layout = door.layout
-        if isinstance(layout, Shard) and layout.dim % ndim == wanted.dim:
+        if isinstance(layout, Shard) and layout.dim in (dim, ndim + dim):
             return x
-    x = as_dtensor(x, door)
+    x, wanted = as_dtensor(x, door), Shard(ndim + dim)
     if x.placements[0] != wanted:
         x = x.redistribute(placements=[wanted])
     return x._local
@@ -94,7 +80,7 @@ def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:
 
 def as_dtensor(x: Tensor, door: Door) -> Any:
     """A DTensor as it is; a plain tensor as the piece that the layout says."""
-    if is_dtensor(x):
+    if isinstance(x, DTensorMethods):
         _check_mesh(x, door)
         return x
     return DTensor._wrap(x, make_spec(door.mesh, [door.layout], whole_shape(x, door)))
@@ -110,22 +96,10 @@ def whole_shape(x: Tensor, door: Door) -> tuple[int, ...]:
         return shape
     dim = layout.dim % len(shape) if -len(shape) <= layout.dim < len(shape) else _no_dim(x, door, layout.dim)
     if door.uneven:
-        key = ("shape", door.mesh.get_group(0), dim)
-        return shared(x, key, lambda used: DTensor.from_local(x, door.mesh, [layout]).shape)
+        return shared(
+            x, ("shape", door.mesh, dim), lambda used: DTensor.from_local(x, door.mesh, [layout]).shape
+        )
     return (*shape[:dim], shape[dim] * door.mesh.shape[0], *shape[dim + 1 :])
-
-
-def cut_along(mesh: Any, dim: int, shape: tuple[int, ...]) -> conversions.Cut:
-    """How a dim is dealt to the ranks of a mesh of one dim."""
-    group = mesh.get_group(0)
-    key = ("tp cut", dim, shape[dim])
-    known: conversions.Cut | None = mesh.interned.get(key)
-    # The group may have been destroyed and made again.
-    if known is None or known.group is not group:
-        sizes = chunk_sizes(shape[dim], mesh.shape[0])
-        known = conversions.Cut(group, mesh.group_positions(0), mesh.get_coordinate()[0], dim, sizes)
-        mesh.interned[key] = known
-    return known
 
 
 def records(x: Tensor) -> bool:

@@ -8,7 +8,10 @@ from hp_dtensor import DTensor, Placement, conversions
 from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec, resolve
 from hp_platform import get_platform
-from hp_tp.styles.entrance import Door, cut_along
+from hp_tp.styles import moves
+from hp_tp.styles.door import Door
+from hp_tp.styles.moves import cut_along
+from hp_tp.styles.placing import summed_over
 
 Tensor = Any
 Shape = tuple[int, ...]
@@ -45,34 +48,41 @@ def leave_sum(
     a piece one reduce-scatter, in backward one all-gather and one all-reduce of the bias' gradient, of which each rank has a summand.
     """
     mesh = door.mesh
+    if use_local and wanted.is_replicate():  # the usual case, and nothing else is to be looked at
+        if mesh.shape[0] > 1:
+            y = moves.all_reduce(y, door)
+        return y if bias is None else y + _in_dim(bias, dim, len(shape))
     (wanted,) = resolve(mesh, [wanted], len(shape))
     if mesh.shape[0] > 1:
         if wanted.is_replicate():
-            y = conversions.all_reduce(y, mesh.get_group(0))
+            y = moves.all_reduce(y, door)
         elif isinstance(wanted, Shard):
-            y = conversions.reduce_scatter(y, cut_along(mesh, wanted.dim, shape))
+            y = moves.reduce_scatter(y, door, wanted.dim, shape)
     if bias is not None:
-        y = y + _bias_beside(bias, len(shape), dim, wanted, door)
+        y = y + _in_dim(_bias_beside(bias, dim, wanted, door), dim, len(shape))
     if use_local:
         check_even(shape, wanted, door, dim)
         return y
     return DTensor._wrap(y, make_spec(mesh, [wanted], shape))
 
 
-def _bias_beside(bias: Tensor, ndim: int, dim: int, wanted: Placement, door: Door) -> Tensor:
+def _bias_beside(bias: Tensor, dim: int, wanted: Placement, door: Door) -> Tensor:
     """What is added to a result that lies so."""
-    mesh, platform = door.mesh, get_platform()
-    if mesh.shape[0] > 1:
-        group = mesh.get_group(0)
-        if wanted.is_shard(dim):
-            bias = conversions.slice_out(bias, cut_along(mesh, 0, tuple(bias.shape)))
-        elif isinstance(wanted, Shard):
-            bias = conversions.mark(bias, (group,))
-        elif not wanted.is_replicate():
-            bias = conversions.keep_on(bias, mesh.get_coordinate()[0] == 0)
+    mesh = door.mesh
+    if mesh.shape[0] == 1 or wanted.is_replicate():
+        return bias
+    if wanted.is_shard(dim):
+        return conversions.slice_out(bias, cut_along(mesh, 0, tuple(bias.shape)))
+    if isinstance(wanted, Shard):
+        return summed_over(bias, door)
+    return conversions.keep_on(bias, mesh.get_coordinate()[0] == 0)
+
+
+def _in_dim(bias: Tensor, dim: int, ndim: int) -> Tensor:
+    """A vector along ``dim``."""
     if dim == ndim - 1:
         return bias
-    return platform.reshape(bias, (*bias.shape, *(1,) * (ndim - 1 - dim)))
+    return get_platform().reshape(bias, (*bias.shape, *(1,) * (ndim - 1 - dim)))
 
 
 def check_even(shape: Shape, placement: Placement, door: Door, known_dim: int) -> None:

@@ -16,6 +16,7 @@ from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_dtensor.chunk import chunk_size
 from hp_platform import get_platform
 from hp_tp.styles.cuts import ModuleCuts
+from hp_tp.styles.door import Door
 from hp_tp.styles.heads import check_heads, check_whole_heads, heads_on_rank
 from hp_tp.styles.placing import local_of, summed_over
 
@@ -49,12 +50,12 @@ class Part:
             return chunk_size(self.size, num_ranks, rank)
         return (self.chosen[-1] - self.chosen[0] + 1) * self.unit
 
-    def piece(self, whole: Tensor, dim: int, mesh: Any) -> Tensor:
+    def piece(self, whole: Tensor, dim: int, door: Door) -> Tensor:
         """What forward gets of a local parameter."""
         if self.chosen is None:
             return whole
         start, size = self.chosen[0] * self.unit, (self.chosen[-1] + 1 - self.chosen[0]) * self.unit
-        return get_platform().narrow(summed_over(whole, mesh), dim, start, size)
+        return get_platform().narrow(summed_over(whole, door), dim, start, size)
 
     def given(self, y: Tensor, dim: int) -> Tensor:
         """The heads of a result in the order in which the queries need them."""
@@ -166,15 +167,15 @@ def place_parts(
         platform.set_parameter(module, name, None)
 
 
-def shown(module: Module, cuts: ModuleCuts, parts: Sequence[Part], mesh: Any) -> dict[str, Tensor]:
+def shown(module: Module, cuts: ModuleCuts, parts: Sequence[Part], door: Door) -> dict[str, Tensor]:
     """What forward finds in the places of the parameters."""
     platform, found = get_platform(), {}
     for name, dim in cuts.parameters.items():
         if dim is None:
             # Every rank has a summand of the gradient of what is whole, since forward differs.
-            found[name] = summed_over(local_of(platform.get_parameter(module, name)), mesh)
+            found[name] = summed_over(local_of(platform.get_parameter(module, name)), door)
             continue
-        pieces = [part.piece(local_of(getattr(module, part.attribute(name))), dim, mesh) for part in parts]
+        pieces = [part.piece(local_of(getattr(module, part.attribute(name))), dim, door) for part in parts]
         found[name] = pieces[0] if len(pieces) == 1 else platform.cat(pieces, dim)
     return found
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_dtensor import Placement, conversions, distribute_tensor
-from hp_dtensor.module_tensors import is_dtensor
+from hp_dtensor import Placement, distribute_tensor
+from hp_dtensor.dtensor import DTensorMethods
 from hp_platform import get_platform
+from hp_tp.styles import moves
+from hp_tp.styles.door import Door
 
 Tensor = Any
 Module = Any
@@ -16,7 +18,7 @@ Module = Any
 def check_unplaced(module: Module, style: str) -> None:
     """ValueError if a style has laid out this module before."""
     for name, parameter in get_platform().named_parameters(module, recurse=False, remove_duplicate=False):
-        if is_dtensor(parameter):
+        if isinstance(parameter, DTensorMethods):
             raise ValueError(
                 f"{style}: parameter {name!r} of this {type(module).__name__} is a DTensor of {parameter._spec} already: "
                 f"apply one style to it, and before fully_shard"
@@ -37,15 +39,15 @@ def place(module: Module, mesh: Any, placements: Mapping[str, Placement], src_da
 
 def local_of(x: Any) -> Any:
     """This rank's piece of what stands in a parameter's place: of a DTensor, or a plain tensor, which is taken for the piece."""
-    return x._local if is_dtensor(x) else x
+    return x._local if isinstance(x, DTensorMethods) else x
 
 
-def summed_over(whole: Tensor, mesh: Any) -> Tensor:
+def summed_over(whole: Tensor, door: Door) -> Tensor:
     """A whole local parameter for a forward that differs between ranks: their gradients are added up by one all-reduce."""
     platform = get_platform()
-    if mesh.shape[0] == 1 or not (platform.is_grad_enabled() and platform.requires_grad(whole)):
+    if door.mesh.shape[0] == 1 or not (platform.is_grad_enabled() and platform.requires_grad(whole)):
         return whole
-    return conversions.mark(whole, (mesh.get_group(0),))
+    return moves.mark(whole, door)
 
 
 def run_with(

@@ -11,7 +11,8 @@ from hp_dtensor.chunk import chunk_size
 from hp_platform import get_platform
 from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle
-from hp_tp.styles.entrance import Door, as_dtensor, enter_piece, first_argument
+from hp_tp.styles.door import Door
+from hp_tp.styles.entrance import as_dtensor, enter_piece, first_argument
 from hp_tp.styles.exits import leave, leave_sum
 from hp_tp.styles.heads import check_heads
 from hp_tp.styles.placing import local_of, place, run_with, summed_over
@@ -111,7 +112,7 @@ class ByRows:
         platform, found = get_platform(), {}
         for name, dim in self.cuts.parameters.items():
             piece = local_of(platform.get_parameter(module, name))
-            found[name] = piece if dim is not None else summed_over(piece, self.door.mesh)
+            found[name] = piece if dim is not None else summed_over(piece, self.door)
         if self.cuts.added_after is not None:
             found[self.cuts.added_after] = None
         return found

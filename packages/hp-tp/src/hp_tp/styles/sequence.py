@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor, ParallelStyle, Replicate, Shard
+from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
 from hp_tp.styles.cutting import check_flag, check_line
-from hp_tp.styles.entrance import Door, as_dtensor, first_argument
+from hp_tp.styles.door import Door, make_door
+from hp_tp.styles.entrance import as_dtensor, first_argument
 from hp_tp.styles.exits import check_even
 from hp_tp.styles.placing import check_unplaced, local_of, place, run_with, summed_over
 
@@ -75,7 +77,8 @@ class SequenceParallel(ParallelStyle):
         platform.override_forward(
             module,
             AlongSequence(
-                Door(device_mesh, Shard(self.sequence_dim), self.uneven, what),
+                make_door(device_mesh, Shard(self.sequence_dim), self.uneven, what),
+                self.sequence_dim,
                 self.use_local_output,
                 is_known if self.local is None else self.local,
                 is_known,
@@ -89,22 +92,37 @@ class AlongSequence:
     """The forward of a module whose input is cut along the sequence."""
 
     door: Door
+    sequence_dim: int
     use_local: bool
     is_local: bool
+    """Whether forward runs on plain pieces."""
     is_of_rows: bool
+    """Whether it is a norm of the framework, over the last dims."""
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         door = self.door
-        x = as_dtensor(first_argument(args, kwargs, door.what), door)
+        x = first_argument(args, kwargs, door.what)
+        if (
+            not isinstance(x, DTensorMethods)
+            and self.use_local
+            and self._runs_on_pieces(module, len(x.shape))
+        ):
+            return self._on_pieces(module, own, x, args[1:], kwargs)
+        if get_platform().is_compiling():
+            raise ValueError(
+                f"{door.what}: compiled code takes and gives plain pieces: say use_local_output=True, local=True for a norm that "
+                f"is not the framework's, and input_layouts=Shard({self.sequence_dim}) in the styles behind it"
+            )
+        x = as_dtensor(x, door)
         spec = make_spec(door.mesh, [door.layout], x.shape)
         if x._spec is not spec:
             x = x.redistribute(placements=[door.layout])
         (placement,) = spec.placements
         if self.use_local:
             check_even(x.shape, placement, door, -1)
-        if self.is_local and not self._mixes(module, spec):
+        if self._runs_on_pieces(module, len(spec.shape)):
             y = self._on_pieces(module, own, x._local, args[1:], kwargs)
             if self.use_local:
                 return y
@@ -114,19 +132,19 @@ class AlongSequence:
             y = y.redistribute(placements=[placement])
         return y.to_local() if self.use_local else y
 
-    def _mixes(self, module: Module, spec: Any) -> bool:
-        """Whether a norm looks at several places of the sequence together: then rules of DTensors are asked."""
-        if not self.is_of_rows:
-            return False
-        return spec.placements[0].dim >= len(spec.shape) - len(module.normalized_shape)
+    def _runs_on_pieces(self, module: Module, ndim: int) -> bool:
+        """Whether plain pieces will do. Not where a norm looks at several places of the sequence together: DTensors know how."""
+        if not (self.is_local and self.is_of_rows):
+            return self.is_local
+        return self.sequence_dim % ndim < ndim - len(module.normalized_shape)
 
     def _on_pieces(
         self, module: Module, own: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        platform, mesh = get_platform(), self.door.mesh
+        platform = get_platform()
         shown = {}
         for name, _ in platform.named_parameters(module, recurse=False, remove_duplicate=False):
-            shown[name] = summed_over(local_of(platform.get_parameter(module, name)), mesh)
+            shown[name] = summed_over(local_of(platform.get_parameter(module, name)), self.door)
         return run_with(module, shown, own, (x, *args), kwargs)
 
 

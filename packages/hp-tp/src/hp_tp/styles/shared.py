@@ -5,7 +5,7 @@ to be reduced once, and if it is a piece it is to be gathered once. So what the 
 is kept as an attribute of the tensor, for the doors that follow, while nobody has written to it. It ends with the backward of
 what was made (a second forward makes a new one), or with the tensor. Of a leaf that requires grad it is kept weakly: the graph
 behind it holds the leaf, and nobody could free such a cycle. DTensors that are whole keep the like themselves
-(:mod:`hp_dtensor.marks`).
+(:mod:`hp_dtensor.marks`). In code that is being compiled, tensors are those of one trace, and end with it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class _Shared:
 def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
     """``make(used)``, or what it gave for this key before. ``used()`` is to be called when its backward begins."""
     platform = get_platform()
+    if platform.is_compiling():
+        return _in_trace(x, key, make)
     kept: _Shared | None = getattr(x, _ATTRIBUTE, None)
     if kept is None:
         kept = _Shared()
@@ -54,6 +56,19 @@ def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
     is_cycle = platform.is_tensor(made) and platform.requires_grad(x) and platform.is_leaf(x)
     kept.made[key] = (weakref.ref(made) if is_cycle else _Strongly(made), version)
     return made
+
+
+def _in_trace(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
+    attribute = f"_hp_tp_{key[0]}_{key[-1] if len(key) > 2 else ''}"
+    found: T | None = getattr(x, attribute, None)
+    if found is None:
+        found = make(_nothing)
+        setattr(x, attribute, found)
+    return found
+
+
+def _nothing() -> None:
+    """Traces keep nothing that would have to be dropped."""
 
 
 class _Strongly:
