@@ -89,9 +89,11 @@ if TYPE_CHECKING:
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
     from hp_tp import ModuleCuts as ModuleCuts
+    from hp_tp import ParallelPlan as ParallelPlan
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
     from hp_tp import compile_block as compile_block
+    from hp_tp import plan_for as plan_for
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
@@ -110,6 +112,7 @@ _WHERE = {
     "MixedPrecisionPolicy": "hp_fsdp",
     "ModuleCuts": "hp_tp",
     "OffloadPolicy": "hp_fsdp",
+    "ParallelPlan": "hp_tp",
     "ParallelStyle": "hp_dtensor",
     "ParameterExtension": "hp_fsdp",
     "Partial": "hp_dtensor",
@@ -163,6 +166,7 @@ _WHERE = {
     "ones": "hp_dtensor",
     "parallelize_module": "hp_dtensor",
     "parallelize_value_and_grad": "hp_dtensor",
+    "plan_for": "hp_tp",
     "rand": "hp_dtensor",
     "randn": "hp_dtensor",
     "random": "hp_dtensor",
