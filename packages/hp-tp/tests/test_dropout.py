@@ -264,13 +264,50 @@ def test_on_torch_every_kind_of_dropout_and_one_process_with_global_draws(world:
         assert random.get_state() == after, layer
 
 
-@distributed(world_size=2, backends=("torch", "cuda"))
-def test_a_fused_attention_with_dropout_is_refused_on_cut_heads(world: World) -> None:
+@distributed(world_size=[1, 2, 3, 4], backends=("torch", "cuda"))
+def test_fused_attention_drops_the_probabilities_of_one_process(world: World) -> None:
     import torch
 
-    q = distribute_tensor(Maker(world).tensor(2, 4, 3, 2), make_mesh(world), [Shard(1)])
-    with pytest.raises(ValueError, match=r"dropout_p is 0.1: the mask would depend on how the heads are cut"):
-        torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    maker, mesh = Maker(world), make_mesh(world)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    seen = maker.tensor(5, 7) > -0.2
+    seen[3] = False  # a query that sees nothing
+    bias = maker.tensor(6, 5, 7)
+    cases: list[tuple[tuple[int, int], tuple[int, int], dict[str, Any]]] = [
+        # heads of q and k, lengths of q and k, options
+        ((6, 6), (5, 7), {}),
+        ((6, 6), (5, 5), {"is_causal": True}),
+        ((6, 2), (5, 7), {"enable_gqa": True}),
+        ((6, 3), (6, 6), {"enable_gqa": True, "is_causal": True}),
+        ((6, 6), (5, 7), {"attn_mask": seen, "scale": 0.3}),
+        ((6, 2), (5, 7), {"attn_mask": bias, "enable_gqa": True}),
+        ((2, 2), (2, 2), {}),
+    ]
+    for (heads, kv_heads), (length, keys), options in cases:
+        whole = [maker.tensor(3, n, l, 4) for n, l in ((heads, length), (kv_heads, keys), (kv_heads, keys))]
+        plain = [x.clone().requires_grad_() for x in whole]
+        manual_seed(3)
+        with random.global_draws():
+            expected = attention(*plain, dropout_p=P, **options)
+            kept = attention(*whole, dropout_p=1e-14, **options)  # so little that nothing is dropped
+        assert_parity(
+            kept, attention(*whole, **options), **tolerance(world), name=f"{list(options)} of torch"
+        )
+        (expected * expected).sum().backward()
+        for cut in (Replicate(), Shard(0), Shard(1), Shard(2)):
+            own = cut if not isinstance(cut, Shard) or cut.dim < 2 else Replicate()
+            placed = [distribute_tensor(x, mesh, [p]) for x, p in zip(whole, (cut, own, own), strict=True)]
+            placed = [x.requires_grad_() for x in placed]
+            manual_seed(3)
+            found = attention(*placed, dropout_p=P, **options)
+            assert random.get_state()["number"] == 1
+            (found * found).sum().backward()
+            assert_parity(
+                [found.full_tensor().detach(), *(x.grad.full_tensor() for x in placed)],
+                [expected.detach(), *(x.grad for x in plain)],
+                **tolerance(world),
+                name=f"{heads} and {kv_heads} heads, {list(options)}, {cut}",
+            )
 
 
 @pytest.mark.parametrize(
