@@ -73,7 +73,7 @@ class Built:
             p for p in self.parameters.values() if p.ndim == 1 and family.sequence_parallel
         ]  # the norms' weights
         for block in self._blocks() if family.compiled else ():
-            block.compile(dynamic=False)
+            _compile(side, block)
         self._torch = torch
 
     def _blocks(self) -> list[Any]:
@@ -105,6 +105,13 @@ class Built:
         for name, leaf in (*self.parameters.items(), *(("x", leaf) for leaf in inputs.leaves)):
             yield f"the gradient of {name}", _local(leaf.grad)
             leaf.grad = None
+
+
+def _compile(side: Side, block: Any) -> None:
+    if side is Side.OURS:
+        _Library.of(side).styles.compile_block(block, dynamic=False)
+    else:
+        block.compile(dynamic=False)
 
 
 def dtype() -> Any:
@@ -203,7 +210,9 @@ class _Library:
         for name in ("attention.o", "feed_forward.down"):
             plan[name] = styles.RowwiseParallel(output_layouts=between)
         if family.sequence_parallel:
-            plan |= {"norm1": styles.SequenceParallel(), "norm2": styles.SequenceParallel()}
+            # Ours compiles what goes on in plain tensors, torch's DTensors too.
+            options = {"use_local_output": True} if family.compiled and not prepares else {}
+            plan |= {name: styles.SequenceParallel(**options) for name in ("norm1", "norm2")}
         if family.part is Part.LAYER:
             return plan
         ends = {
