@@ -1,7 +1,7 @@
 """Tensor parallel training: styles that cut the layers of a model over the ranks of a mesh dim, and losses over cut classes.
 
 Read :mod:`styles` (over one mesh dim) first: what a style does to a module, and what happens at the module's door; then
-:mod:`two_dim` (over two). Importing this package imports no framework.
+:mod:`overlap` (products beside communication) and :mod:`two_dim` (over two). Importing this package imports no framework.
 """
 
 from typing import TYPE_CHECKING
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
     from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
     from hp_tp.dropout import DropoutParallel as DropoutParallel
+    from hp_tp.overlap.policy import OverlapPolicy as OverlapPolicy
+    from hp_tp.picture.shown_plan import show_plan as show_plan
     from hp_tp.plans.parallel_plan import ParallelPlan as ParallelPlan
     from hp_tp.plans.planner import plan_for as plan_for
     from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
     from hp_tp.styles.compiled import compile_block as compile_block
     from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
+    from hp_tp.styles.description import describe as describe
     from hp_tp.styles.rowwise import RowwiseParallel as RowwiseParallel
     from hp_tp.styles.sequence import SequenceParallel as SequenceParallel
     from hp_tp.two_dim.linear import Linear2DParallel as Linear2DParallel
@@ -30,6 +33,7 @@ _WHERE = {
     "DropoutParallel": "dropout",
     "Linear2DParallel": "two_dim.linear",
     "ModuleCuts": "styles.cuts",
+    "OverlapPolicy": "overlap.policy",
     "ParallelPlan": "plans.parallel_plan",
     "ParallelStyle": "hp_dtensor",
     "PrepareModuleInput": "hp_dtensor",
@@ -38,8 +42,10 @@ _WHERE = {
     "RowwiseParallel": "styles.rowwise",
     "SequenceParallel": "styles.sequence",
     "compile_block": "styles.compiled",
+    "describe": "styles.description",
     "parallelize_module": "hp_dtensor",
     "plan_for": "plans.planner",
+    "show_plan": "picture.shown_plan",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -89,11 +89,13 @@ if TYPE_CHECKING:
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
     from hp_tp import ModuleCuts as ModuleCuts
+    from hp_tp import OverlapPolicy as OverlapPolicy
     from hp_tp import ParallelPlan as ParallelPlan
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
     from hp_tp import compile_block as compile_block
     from hp_tp import plan_for as plan_for
+    from hp_tp import describe as describe
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
@@ -112,6 +114,7 @@ _WHERE = {
     "MixedPrecisionPolicy": "hp_fsdp",
     "ModuleCuts": "hp_tp",
     "OffloadPolicy": "hp_fsdp",
+    "OverlapPolicy": "hp_tp",
     "ParallelPlan": "hp_tp",
     "ParallelStyle": "hp_dtensor",
     "ParameterExtension": "hp_fsdp",
@@ -137,6 +140,7 @@ _WHERE = {
     "check_spmd": "hp_dtensor",
     "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",
+    "describe": "hp_tp",
     "destroy_process_group": "hp_platform",
     "distribute_module": "hp_dtensor",
     "distribute_tensor": "hp_dtensor",

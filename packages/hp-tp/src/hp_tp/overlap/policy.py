@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 MIB = 2**20
 
@@ -57,3 +57,12 @@ class OverlapPolicy:
         if nbytes < self.min_nbytes:
             return 1
         return max(1, min(self.max_chunks, nbytes // max(1, self.chunk_nbytes)))
+
+
+def policy_of(overlap: Any, style: str) -> OverlapPolicy | None:
+    """The option ``overlap`` of a style: True, False, or a policy. ValueError for anything else."""
+    if isinstance(overlap, OverlapPolicy):
+        return overlap
+    if not isinstance(overlap, bool):
+        raise ValueError(f"{style}: overlap must be True, False or an OverlapPolicy, got {overlap!r}")
+    return OverlapPolicy() if overlap else None

@@ -8,6 +8,9 @@ from typing import Any
 
 from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
+from hp_tp.overlap.at_doors import linear_of_whole
+from hp_tp.overlap.policy import OverlapPolicy
+from hp_tp.styles.collectives import Collectives, Transfer, itemsize_of, of_parameters, of_whole_input
 from hp_tp.styles.cuts import BY_COLUMNS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle, check_flag
 from hp_tp.styles.door import Door
@@ -46,6 +49,10 @@ class ColwiseParallel(CuttingStyle):
         uneven: whether plain pieces of an input may be of several sizes, and plain results too. The ranks then tell each other
             their sizes at every call, and the host waits for them. By default plain pieces are taken to be equal, and results
             whose pieces are not (but along the features) are refused as plain ones. DTensors may always be uneven.
+        overlap: for linear layers whose input comes cut along another dim than the features: whether it is gathered while it is
+            multiplied, and its gradient reduced beside the gradient of the weight. True, or a :class:`hp_tp.OverlapPolicy`
+            that says from which size on products are cut. The numbers are the same up to rounding, and so are the bytes that
+            are moved. In compiled code it makes no difference.
 
     Communication per call, with ``b`` bytes of a whole input: of a whole input none, in backward one all-reduce of ``b``;
     of a cut one, one all-gather of ``b``, in backward one reduce-scatter; once for all modules that get the same tensor. To
@@ -70,6 +77,7 @@ class ColwiseParallel(CuttingStyle):
         parts: Any = None,
         cuts: ModuleCuts | None = None,
         uneven: bool = False,
+        overlap: Any = False,
     ) -> None:
         super().__init__(
             input_layouts=input_layouts,
@@ -78,6 +86,7 @@ class ColwiseParallel(CuttingStyle):
             heads=heads,
             cuts=cuts,
             uneven=uneven,
+            overlap=overlap,
         )
         check_flag(replicate_kv, "ColwiseParallel: replicate_kv")
         if replicate_kv != (query_heads is not None) or (replicate_kv and heads is None):
@@ -94,7 +103,7 @@ class ColwiseParallel(CuttingStyle):
 
     def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
         """Whole input, pieces of the features out."""
-        platform, usual = get_platform(), Shard(cuts.feature_dim)
+        usual = Shard(cuts.feature_dim)
         parts = parts_of(
             self.wishes,
             cuts,
@@ -103,6 +112,9 @@ class ColwiseParallel(CuttingStyle):
             mesh.shape[0],
             mesh.get_coordinate()[0],
         )
+        is_linear = self.runs_linear(module, what)
+        if self.input_layouts is not None:  # else DTensors come, and say how they lie
+            self.check_overlap(self.input_layouts, "input_layouts", what)
         is_usual = len(parts) == 1 and parts[0].chosen is None
         if cuts.on_dtensors and not is_usual:
             raise ValueError(f"{what}: parts and replicated heads are for modules that run on pieces")
@@ -113,8 +125,9 @@ class ColwiseParallel(CuttingStyle):
             cuts,
             parts,
             _features(cuts, parts, mesh.shape[0]),
-            platform.layer_kind(module) == "linear" and platform.has_stock_forward(module),
+            is_linear,
             is_usual,
+            self.overlap,
         )
         place_parts(module, mesh, cuts, parts, self.src_data_rank)
         return forward
@@ -142,6 +155,7 @@ class ByColumns:
     """Whether the framework's own linear is all that forward does."""
     is_usual: bool
     """Whether there is one part, and that is cut."""
+    overlap: OverlapPolicy | None
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -152,13 +166,12 @@ class ByColumns:
             y = own(as_dtensor(x, door), *args[1:], **kwargs)
             dim = len(y.shape) + cuts.feature_dim
             return leave(y, self.wanted, door, use_local=self.use_local, known_dim=dim)
-        x = enter_piece(x, door, cuts.feature_dim) if cuts.input_is_cut else enter_whole(x, door)
-        if self.is_linear and self.is_usual:
-            y = get_platform().linear(x, local_of(module.weight), local_of(module.bias))
+        if self.is_linear and self.overlap is not None:
+            y = linear_of_whole(x, *self._weights(module), door, self.overlap)
         elif self.is_linear:
-            found = shown(module, cuts, self.parts, door)
-            y = get_platform().linear(x, found["weight"], found.get("bias"))
+            y = get_platform().linear(enter_whole(x, door), *self._weights(module))
         else:
+            x = enter_piece(x, door, cuts.feature_dim) if cuts.input_is_cut else enter_whole(x, door)
             y = run_with(module, shown(module, cuts, self.parts, door), own, (x, *args[1:]), kwargs)
         dim = y.ndim + cuts.feature_dim
         if not self.is_usual:
@@ -167,3 +180,29 @@ class ByColumns:
             return y
         shape = (*y.shape[:dim], self.features, *y.shape[dim + 1 :])
         return leave_piece(y, shape, dim, self.wanted, door, use_local=self.use_local)
+
+    def _weights(self, module: Module) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a linear layer, this rank's."""
+        if self.is_usual:
+            return local_of(module.weight), local_of(module.bias)
+        found = shown(module, self.cuts, self.parts, self.door)
+        return found["weight"], found.get("bias")
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.door.mesh.shape[0] == 1 or self.cuts.input_is_cut or self.cuts.on_dtensors:
+            return Collectives()
+        weight = getattr(module, self.parts[0].attribute("weight")) if self.is_linear else None
+        row = None if weight is None else weight.shape[1] * itemsize_of(weight)
+        told = of_whole_input(self.door.layout, row)
+        whole = [
+            (n, getattr(module, n))
+            for part in self.parts
+            for n in map(part.attribute, self.cuts.parameters)
+            if part.chosen is not None
+        ]
+        forward = told.forward
+        if self.wanted.is_replicate():
+            row = None if weight is None else self.features * itemsize_of(weight)
+            forward = (*forward, Transfer("all_gather", "the result", row))
+        return Collectives(forward, (*told.backward, *of_parameters(whole)))

@@ -6,9 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hp_dtensor import ParallelStyle, Placement
+from hp_dtensor import ParallelStyle, Placement, Shard
 from hp_dtensor.creation import check_mesh
 from hp_platform import get_platform
+from hp_tp.overlap.policy import policy_of
 from hp_tp.styles.cuts import ModuleCuts, cuts_of
 from hp_tp.styles.door import Door, make_door
 from hp_tp.styles.placing import check_unplaced
@@ -33,6 +34,7 @@ class CuttingStyle(ParallelStyle):
         heads: Any = None,
         cuts: ModuleCuts | None = None,
         uneven: bool = False,
+        overlap: Any = False,
     ) -> None:
         name = type(self).__name__
         self.input_layouts = check_layout(input_layouts, f"{name}: input_layouts")
@@ -40,6 +42,7 @@ class CuttingStyle(ParallelStyle):
         self.use_local_output = check_flag(use_local_output, f"{name}: use_local_output")
         self.heads, self.cuts = heads, cuts
         self.uneven = check_flag(uneven, f"{name}: uneven")
+        self.overlap = policy_of(overlap, name)
 
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
@@ -55,6 +58,24 @@ class CuttingStyle(ParallelStyle):
     @abstractmethod
     def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
         """Check the module, let its parameters be DTensors, and give what runs in the place of its forward."""
+
+    def runs_linear(self, module: Module, what: str) -> bool:
+        """Whether the framework's own linear is all that the module's forward does. ValueError if only that could overlap."""
+        platform = get_platform()
+        is_linear = platform.layer_kind(module) == "linear" and platform.has_stock_forward(module)
+        if self.overlap is not None and not is_linear:
+            raise ValueError(
+                f"{what}: overlap=True is for linear layers with the framework's own forward: leave it out for this module"
+            )
+        return is_linear
+
+    def check_overlap(self, layout: Placement, option: str, what: str) -> None:
+        """ValueError if with this layout there is no communication that a product could overlap."""
+        if self.overlap is not None and (not isinstance(layout, Shard) or layout.dim == -1):
+            raise ValueError(
+                f"{what}: overlap=True is for tensors that are cut along rows, got {option}={layout}: say which dim is cut, such "
+                f"as Shard(1), or leave overlap out"
+            )
 
     def door(self, mesh: Any, layout: Placement, what: str) -> Door:
         """Where the module's inputs arrive."""

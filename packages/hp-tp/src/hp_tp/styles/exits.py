@@ -58,12 +58,20 @@ def leave_sum(
             y = moves.all_reduce(y, door)
         elif isinstance(wanted, Shard):
             y = moves.reduce_scatter(y, door, wanted.dim, shape)
+    return leave_reduced(y, bias, shape, dim, wanted, door, use_local=use_local)
+
+
+def leave_reduced(
+    y: Tensor, bias: Tensor | None, shape: Shape, dim: int, wanted: Placement, door: Door, *, use_local: bool
+) -> Any:
+    """The result that lies as wanted already, plus a whole ``bias`` along ``dim`` (from 0)."""
+    (wanted,) = resolve(door.mesh, [wanted], len(shape))
     if bias is not None:
         y = y + _in_dim(_bias_beside(bias, dim, wanted, door), dim, len(shape))
     if use_local:
         check_even(shape, wanted, door, dim)
         return y
-    return DTensor._wrap(y, make_spec(mesh, [wanted], shape))
+    return DTensor._wrap(y, make_spec(door.mesh, [wanted], shape))
 
 
 def _bias_beside(bias: Tensor, dim: int, wanted: Placement, door: Door) -> Tensor:

@@ -9,11 +9,14 @@ from typing import Any
 from hp_dtensor import Placement, Replicate, Shard
 from hp_dtensor.chunk import chunk_size
 from hp_platform import get_platform
+from hp_tp.overlap.at_doors import summed_linear
+from hp_tp.overlap.policy import OverlapPolicy
+from hp_tp.styles.collectives import Collectives, itemsize_of, of_sum
 from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle
 from hp_tp.styles.door import Door
 from hp_tp.styles.entrance import as_dtensor, enter_piece, first_argument
-from hp_tp.styles.exits import leave, leave_sum
+from hp_tp.styles.exits import leave, leave_reduced, leave_sum
 from hp_tp.styles.heads import check_heads
 from hp_tp.styles.placing import local_of, place, run_with, summed_over
 
@@ -36,6 +39,8 @@ class RowwiseParallel(CuttingStyle):
         use_local_output: whether the result is handed out as a plain tensor (default) or as a DTensor.
         heads: number of attention heads that the features that go in are made of. They must divide over the ranks.
         cuts, uneven: as for :class:`ColwiseParallel`.
+        overlap: for linear layers whose result is cut along another dim than the features: whether it is reduced while it is
+            computed, and its gradient gathered while it is multiplied; as for :class:`ColwiseParallel`.
 
     Communication per call, with ``b`` bytes of a whole result: one all-reduce of ``b``, in backward none; for a cut result one
     reduce-scatter of ``b``, in backward one all-gather, and one all-reduce of the bias' gradient.
@@ -57,12 +62,16 @@ class RowwiseParallel(CuttingStyle):
         placements = {
             name: Replicate() if dim is None else Shard(dim) for name, dim in cuts.parameters.items()
         }
+        wanted = Replicate() if self.output_layouts is None else self.output_layouts
+        is_linear = self.runs_linear(module, what)
+        self.check_overlap(wanted, "output_layouts", what)
         forward = ByRows(
             self.door(mesh, Replicate() if kind == "embedding" else Shard(cuts.feature_dim), what),
-            Replicate() if self.output_layouts is None else self.output_layouts,
+            wanted,
             self.use_local_output,
             cuts,
-            kind == "linear" and platform.has_stock_forward(module),
+            is_linear,
+            self.overlap,
             chunk_size(cuts.features, num_ranks, mesh.get_coordinate()[0]),
         )
         place(module, mesh, placements, self.src_data_rank)
@@ -79,6 +88,7 @@ class ByRows:
     cuts: ModuleCuts
     is_linear: bool
     """Whether the framework's own linear is all that forward does."""
+    overlap: OverlapPolicy | None
     size: int
     """How many features this rank takes."""
 
@@ -100,6 +110,12 @@ class ByRows:
         after = (
             None if cuts.added_after is None else local_of(platform.get_parameter(module, cuts.added_after))
         )
+        if self.is_linear and self.overlap is not None:
+            weight = local_of(module.weight)
+            piece = summed_linear(x, weight, self.wanted, door, self.overlap)
+            if piece is not None:
+                shape, dim = (*x.shape[:-1], weight.shape[0]), x.ndim - 1
+                return leave_reduced(piece, after, shape, dim, self.wanted, door, use_local=self.use_local)
         if self.is_linear:
             y = platform.linear(x, local_of(module.weight), None)
         else:
@@ -116,3 +132,15 @@ class ByRows:
         if self.cuts.added_after is not None:
             found[self.cuts.added_after] = None
         return found
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.door.mesh.shape[0] == 1:
+            return Collectives()
+        platform, row, bias = get_platform(), None, None
+        if self.cuts.added_after is not None:
+            bias = platform.get_parameter(module, self.cuts.added_after)
+        kind = platform.layer_kind(module)
+        if kind in ("linear", "embedding"):
+            row = module.weight.shape[0 if kind == "linear" else 1] * itemsize_of(module.weight)
+        return of_sum(self.wanted, row, bias)

@@ -10,6 +10,7 @@ from hp_dtensor import DTensor, ParallelStyle, Replicate, Shard
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
+from hp_tp.styles.collectives import Collectives, of_parameters
 from hp_tp.styles.cutting import check_flag, check_line
 from hp_tp.styles.door import Door, make_door
 from hp_tp.styles.entrance import as_dtensor, first_argument
@@ -146,6 +147,12 @@ class AlongSequence:
         for name, _ in platform.named_parameters(module, recurse=False, remove_duplicate=False):
             shown[name] = summed_over(local_of(platform.get_parameter(module, name)), self.door)
         return run_with(module, shown, own, (x, *args), kwargs)
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.door.mesh.shape[0] == 1:
+            return Collectives()
+        return Collectives((), of_parameters(list(get_platform().named_parameters(module))))
 
 
 def _shape_like(y: Any, spec: Any) -> tuple[int, ...]:
