@@ -1,4 +1,4 @@
-"""The command: `python -m bench [--list] [--rounds N] [--json FILE] [case ...]`, or `python -m bench fsdp ...`."""
+"""The command: `python -m bench [--list] [--rounds N] [--json FILE] [case ...]`, or `python -m bench fsdp|tp|tp-overlap ...`."""
 
 import argparse
 import sys
@@ -7,19 +7,28 @@ from pathlib import Path
 
 from bench import runner
 from bench.case import Case
-from bench.cases import CASES, fsdp
+from bench.cases import CASES, fsdp, tp, tp_overlap
 from bench.conditions import Conditions
 from bench.row import HEADER
 
 
 def main(arguments: Sequence[str], cases: Mapping[str, Case] = CASES) -> int:
     """Run the named cases, or all; exit status 1 if one misses its goal, 2 for a wrong call."""
-    if arguments[:1] == ["fsdp"]:  # rows of its own: the limit and a profile stand beside the two
+    # Rows of their own: the limit and a profile stand beside the two.
+    if arguments[:1] == ["fsdp"]:
         return fsdp.main(arguments[1:])
+    if arguments[:1] == ["tp"]:
+        return tp.main(arguments[1:])
+    if arguments[:1] == ["tp-overlap"]:
+        return tp_overlap.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="bench",
         description="Ours and the peer in turn, on this machine.",
-        epilog="`bench fsdp --help`: training steps beside FSDP2 and the limit of one GPU, with profiles.",
+        epilog=(
+            "`bench fsdp --help`: training steps beside FSDP2 and the limit of one GPU, with profiles; `bench tp --help`: "
+            "forward and backward of tensor parallel layers beside torch's and ones by hand; `bench tp-overlap --help`: one "
+            "product beside its communication."
+        ),
     )
     parser.add_argument("names", nargs="*", metavar="case", help="the cases to run (default: all)")
     parser.add_argument("--list", action="store_true", help="name the cases and their goals, run nothing")

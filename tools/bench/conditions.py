@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-DISTRIBUTIONS = ("torch", "torch-npu", "mindspore", "hp-platform", "hp-dtensor", "hp-fsdp")
+DISTRIBUTIONS = ("torch", "torch-npu", "mindspore", "hp-platform", "hp-dtensor", "hp-fsdp", "hp-tp")
 ROOT = Path(__file__).resolve().parents[2]
 
 

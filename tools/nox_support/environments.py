@@ -27,6 +27,8 @@ TORCH_FOR_CPU = "torch==2.13.0+cpu"
 # hatchling builds our packages inside the environment: nine isolated builds would take a minute.
 BUILD = ("hatchling>=1.26", "editables>=0.5")
 RUNNER = ("pytest-xdist>=3.6",)
+# Models that hp-tp's tests run under its plans; configurations of a few numbers, nothing is loaded.
+MODELS = ("transformers>=5.24,<6",)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _cpp_compiler() -> tuple[str, ...]:
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment("torch", (TORCH, "numpy", *RUNNER)),
+        Environment("torch", (TORCH, "numpy", *MODELS, *RUNNER)),
         Environment(
             "npu",
             (TORCH_FOR_CPU, "numpy", "pyyaml", *RUNNER, *_cpp_compiler()),

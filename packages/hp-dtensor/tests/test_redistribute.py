@@ -13,7 +13,7 @@ from hp_platform.testing import World, assert_parity, count_collectives, distrib
 
 REDUCED: list[Placement] = [Partial(op) for op in ("sum", "avg", "max", "min", "prod")]
 PLACEMENTS: list[Placement] = [Shard(0), Shard(1), Replicate(), *REDUCED]
-SHAPES = [(5, 3), (1, 2), (8, 2), (3, 0)]
+SHAPES = [(5, 3), (1, 2), (1, 8), (8, 2), (3, 0)]
 
 
 def _real(world: World) -> str:

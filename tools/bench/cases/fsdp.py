@@ -20,6 +20,7 @@ from bench.cases.fsdp_measured import Measured, Steps, functions, measure, measu
 from bench.cases.fsdp_row import FUNCTIONS_HEADER, HEADER, PROFILE_HEADER, ProfileRow, Row
 from bench.cases.fsdp_settings import SETTINGS, Setting
 from bench.cases.fsdp_training import Side
+from bench.command import append_line, positive
 from bench.conditions import Conditions
 from bench.machine import num_gpus
 from bench.models.sizes import SIZES, Sizes
@@ -46,11 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     for setting in settings:
         row = run(setting, options.ranks, steps, options.rounds, conditions)
         rows.append(row)
-        _print(row.to_json(), options.json)
+        append_line(row.to_json(), options.json)
         for side in Side if options.profile else ():
             found = _profiled(side, setting, options.ranks, steps, options.traces)
             profiles.append(found)
-            _print(found.to_json(), options.json)
+            append_line(found.to_json(), options.json)
     print("", HEADER, *(row.to_table_row() for row in rows), sep="\n")
     if profiles:
         print("", PROFILE_HEADER, *(row.to_table_row() for row in profiles), sep="\n")
@@ -148,13 +149,6 @@ def _profiled(side: Side, setting: Setting, num_ranks: int, steps: Steps, traces
     return ProfileRow(setting, side, on_ranks(num_ranks, profile, side, setting, steps, trace)[0], host)
 
 
-def _print(line: str, file: Path | None) -> None:
-    print(line, flush=True)
-    if file is not None:
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(line + "\n")
-
-
 def _overrides(options: argparse.Namespace) -> dict[str, int]:
     given = {field.name: getattr(options, field.name) for field in fields(Sizes)}
     return {name: value for name, value in given.items() if value is not None}
@@ -166,28 +160,21 @@ def _parser() -> argparse.ArgumentParser:
         "rows", nargs="*", metavar="row", help="names or patterns of rows, as 1b-* (default: all)"
     )
     parser.add_argument("--list", action="store_true", help="name the rows that fit the machine, run nothing")
-    parser.add_argument("--ranks", type=_positive, default=num_gpus() or 2, help="processes, a GPU for each")
-    parser.add_argument("--rounds", type=_positive, default=3, help="measurements of each side")
-    parser.add_argument("--warm", type=_positive, default=Steps.warm, help="steps before time counts")
-    parser.add_argument("--steps", type=_positive, default=Steps.timed, help="steps that are timed")
+    parser.add_argument("--ranks", type=positive, default=num_gpus() or 2, help="processes, a GPU for each")
+    parser.add_argument("--rounds", type=positive, default=3, help="measurements of each side")
+    parser.add_argument("--warm", type=positive, default=Steps.warm, help="steps before time counts")
+    parser.add_argument("--steps", type=positive, default=Steps.timed, help="steps that are timed")
     parser.add_argument(
         "--profile", action="store_true", help="also where the time goes, on the GPU and the host"
     )
     parser.add_argument(
-        "--functions", type=_positive, metavar="N", help="also the N functions that cost the host most"
+        "--functions", type=positive, metavar="N", help="also the N functions that cost the host most"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces of the profiles here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON lines to this file too")
     for field in fields(Sizes):
-        parser.add_argument(f"--{field.name}", type=_positive, help=f"another {field.name} of the model")
+        parser.add_argument(f"--{field.name}", type=positive, help=f"another {field.name} of the model")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 if __name__ == "__main__":

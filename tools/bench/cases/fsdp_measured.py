@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import cProfile
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bench.cases.fsdp_settings import Setting
 from bench.cases.fsdp_training import Side, Step, device, training, wait
 from bench.profiles import Profile
+from bench.steps import profile_of, times_on_device, times_on_host
 
-PROFILED_STEPS = 3
 # A step of it takes the GPU less than the host: as many layers as the model has, and next to nothing in them.
 ON_THE_HOST = {"dim": 64, "heads": 4, "groups": 2, "hidden": 128, "vocabulary": 256, "length": 16}
 
@@ -62,7 +60,7 @@ def measure(side: Side, setting: Setting, steps: Steps) -> Measured:
     torch.distributed.barrier()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    times = (_times_on_gpu if on_gpu else _times_on_host)(step, steps.timed)
+    times = times_on_device(step, steps.timed)
     peak = _peak_bytes(side) if on_gpu else None
     return Measured(statistics.median(times), peak, tuple(loss.item() for loss in losses))
 
@@ -72,32 +70,17 @@ def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> P
 
     The profiler costs the host time: a step that the host bounds is longer, and idler, than without it.
     """
-    import torch
-
-    activities = [torch.profiler.ProfilerActivity.CUDA]
     step = training(side, setting)
     for _ in range(steps.warm):
         step()
-    with torch.profiler.profile(activities=activities):  # the first one takes long to begin
-        step()
-        wait()
-    torch.distributed.barrier()
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(PROFILED_STEPS):
-            step()
-        wait()
-    with tempfile.TemporaryDirectory() as folder:
-        keep = trace is not None and torch.distributed.get_rank() == 0
-        file = trace if trace is not None and keep else Path(folder) / "trace.json.gz"
-        profiler.export_chrome_trace(str(file))
-        return Profile.read(file, PROFILED_STEPS)
+    return profile_of(step, trace)
 
 
 def measure_host(side: Side, setting: Setting, steps: Steps) -> OnTheHost:
     """What a step costs the host, from a model of as many layers, and of nearly nothing else."""
     step = _warm_on_the_host(side, setting, steps)
     before = time.process_time()
-    times = _times_on_host(step, steps.timed)
+    times = times_on_host(step, steps.timed)
     used = time.process_time() - before
     wait()
     return OnTheHost(statistics.median(times), used * 1e3 / steps.timed)
@@ -153,26 +136,3 @@ def _peak_bytes(side: Side) -> int:
     from hp_platform import get_platform
 
     return get_platform().device("cuda").max_memory_allocated()
-
-
-def _times_on_host(step: Step, num_steps: int) -> list[float]:
-    """Until the step returns, in milliseconds."""
-    times = []
-    for _ in range(num_steps):
-        start = time.perf_counter()
-        step()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times
-
-
-def _times_on_gpu(step: Step, num_steps: int) -> list[float]:
-    """Between the ends of steps, in milliseconds. Nothing waits in between: the host may run ahead, as in training."""
-    import torch
-
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        step()
-        mark.record()
-    torch.cuda.synchronize()
-    return [first.elapsed_time(second) for first, second in pairwise(marks)]

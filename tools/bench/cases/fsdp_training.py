@@ -127,15 +127,16 @@ def _model(side: Side, setting: Setting) -> Any:
     for block in model.blocks:
         if setting.recompute:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        _initialize(torch, block, seeds)
+        initialize(torch, block, seeds)
         shard(block)
     for rest in (model.embedding, model.norm, model.head):
-        _initialize(torch, rest, seeds)
+        initialize(torch, rest, seeds)
     shard(model)
     return model
 
 
-def _initialize(torch: Any, module: Any, seeds: Iterator[int]) -> None:
+def initialize(torch: Any, module: Any, seeds: Iterator[int]) -> None:
+    """Values of the parameters of a module on the meta device, from a seed for each."""
     module.to_empty(device=device())
     with torch.no_grad():
         for parameter in module.parameters():

@@ -39,15 +39,14 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        batch, length, dim = x_BSD.shape
         q, k, v = (
-            linear(x_BSD).view(batch, length, -1, self.width).transpose(1, 2)
+            linear(x_BSD).unflatten(-1, (-1, self.width)).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
         a = functional.scaled_dot_product_attention(
             turned(q, cos, sin), turned(k, cos, sin), v, is_causal=True, enable_gqa=True
         )
-        return self.o(a.transpose(1, 2).reshape(batch, length, dim))
+        return self.o(a.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):

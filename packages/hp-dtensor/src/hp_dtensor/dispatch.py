@@ -54,6 +54,9 @@ def build_dispatch(
             watcher = _process.spmd_watcher.get()
             if watcher is not None:
                 return watcher.run(dispatch, rule, function, args, kwargs)
+            losses = _process.parallel_losses.get()
+            if losses is not None:
+                rule = losses.rule_for(rule, function)
         try:
             if (kwargs or rule.binds) and not is_bound:
                 if kwargs and kwargs.get("out") is not None:

@@ -73,6 +73,9 @@ def gather(x: Tensor, cut: Cut, *, async_op: bool = False) -> Any:
         def joined(stacked: Tensor) -> Tensor:
             if cut.dim == 0:
                 return stacked
+            if math.prod(x.shape[: cut.dim]) == 1:  # a batch of one: the chunks lie in order
+                whole = (*x.shape[: cut.dim], sum(cut.sizes), *x.shape[cut.dim + 1 :])
+                return platform.reshape(stacked, whole)
             return platform.cat(platform.split(stacked, [x.shape[0]] * len(cut.sizes)), cut.dim)
 
         return _run(lambda a: _collectives.all_gather(x, cut.group, async_op=a), joined, async_op)

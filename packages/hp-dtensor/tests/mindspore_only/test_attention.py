@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
-from hp_dtensor import Shard, distribute_tensor
+from hp_dtensor import Replicate, Shard, distribute_tensor, random
 from hp_dtensor._mindspore.composed.attention import attention
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
@@ -162,5 +162,23 @@ def test_what_the_rule_does_not_know_is_refused_with_ways_out(world: World) -> N
     for options in ({"sparse_mode": 4}, {"actual_seq_qlen": (5, 10), "actual_seq_kvlen": (5, 10)}):
         with pytest.raises(NotImplementedError, match=r"mindspore .*takes query, key, value and attn_mask"):
             _flash(**options)(q, k, v)
-    with pytest.raises(ValueError, match=r"dropout_p is 0\.1: .*dropout\(\)"):
-        _flash(keep_prob=0.9)(q, k, v)
+    with pytest.raises(ValueError, match="a probability lies between 0 and 1, got -0.5"):
+        _flash(keep_prob=1.5)(q, k, v)
+
+
+@distributed(2, backends="mindspore")
+def test_dropped_probabilities_do_not_depend_on_what_is_cut(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    found = []
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        q, k, v = (distribute_tensor(Tensor(x), mesh, [placement]) for x in (Q, K, V))
+        random.manual_seed(3)
+        found.append(_flash(keep_prob=0.6)(q, k, v).full_tensor().asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[2], found[0], rtol=0, atol=1e-12)
+    kept = (
+        _flash()(*(distribute_tensor(Tensor(x), mesh, [Replicate()]) for x in (Q, K, V)))
+        .full_tensor()
+        .asnumpy()
+    )
+    assert np.abs(kept - found[0]).max() > 0.05

@@ -47,8 +47,8 @@ CALLS: dict[str, tuple[Callable[[Make], Any], str]] = {
         "tensordot takes a number of dims, or two lists of as many dims",
     ),
     "attention with dropout": (
-        lambda x: F.scaled_dot_product_attention(x(1, 2, 3, 4), x(1, 2, 3, 4), x(1, 2, 3, 4), dropout_p=0.1),
-        "dropout_p is 0.1: the mask would depend on how the heads are cut",
+        lambda x: F.scaled_dot_product_attention(x(1, 2, 3, 4), x(1, 2, 3, 4), x(1, 2, 3, 4), dropout_p=1.5),
+        "a probability lies between 0 and 1, got 1.5",
     ),
     "a causal mask twice": (
         lambda x: F.scaled_dot_product_attention(

@@ -8,10 +8,10 @@ from typing import Any
 from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.containers import map_tensors, tensors_in
+from hp_fsdp.nodes import inputs_node, output_node
 from hp_fsdp.runtime import context_of, reshards_after_forward
 from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.unit import Unit, units_in
-from hp_platform.platform import Platform
 
 
 class UnitHooks:
@@ -34,13 +34,17 @@ class UnitHooks:
 
     [Note: calls within calls] A method that was registered may call the module itself, and forward such a method. All is there
     then, and stays until the outermost call has ended.
+
+    [Note: calls that fail] An exception that leaves a call re-shards what the call has gathered; one that leaves the outermost
+    call takes back its whole pass. So whoever catches it finds shards, and their memory alone. Of a recomputation nothing is
+    taken back: checkpoints end it by an exception of their own, and backward re-shards the unit as ever.
     """
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.platform = unit.platform
-        self._identity = _identity_node(unit.platform, unit)
-        self._end = _end_node(unit.platform, unit.places.device)
+        self._identity = inputs_node(unit.platform, unit)
+        self._end = output_node(unit.platform, unit.places.device)
         self._input: Any = None
         """What the running call was given that asks for a gradient, behind the identity node; the first of them."""
         self._in_methods: list[Any] = []
@@ -57,6 +61,7 @@ class UnitHooks:
         for module in self.unit.modules:
             self.platform.register_forward_pre_hook(module, self.before_forward, prepend=True)
             self.platform.register_forward_hook(module, self.after_forward)
+        self.platform.run_uncompiled([self.last_pass, self.failed])
 
     def before_forward(self, module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Cast inputs, gather, and notice when backward leaves."""
@@ -78,8 +83,8 @@ class UnitHooks:
         is_first = not unit.entered or id(module) in unit.entered or self._is_over()
         if is_first:
             context.enter(unit)
-            unit.entered = set()
-        unit.entered.add(id(module))
+            unit.entered = {}
+        unit.entered[id(module)] = None
         if is_first:
             context.gather_for_forward(unit)
             self._versions = self._versions_of_shards()
@@ -88,12 +93,14 @@ class UnitHooks:
         if platform.is_grad_enabled():
             if unit.uses is None or unit.uses.pass_number != context.pass_number:
                 unit.uses = Uses(context.pass_number, versions=unit.shard_versions())
-            unit.uses.num_calls = unit.uses.num_calls + 1
-            args, kwargs = self._notice_inputs((args, kwargs), unit.uses)
+            uses = unit.uses
+            args, kwargs = self._notice_inputs((args, kwargs), uses)
         else:
             if unit.unrecorded is None or unit.unrecorded.pass_number != context.pass_number:
                 unit.unrecorded = Uses(context.pass_number)
-            unit.unrecorded.num_calls = unit.unrecorded.num_calls + 1
+            uses = unit.unrecorded
+        uses.num_calls = uses.num_calls + 1
+        unit.entered[id(module)] = uses
         return args, kwargs
 
     def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -111,8 +118,9 @@ class UnitHooks:
             return output
         self._has_nested = False
         is_last = len(unit.entered) == len(unit.modules)
+        unit.entered[id(module)] = None
         if is_last:
-            unit.entered = set()
+            unit.entered = {}
             context.leave(unit)
         elif not any(self._is_running(other) for other in unit.modules if other is not module):
             unit.hide()
@@ -142,6 +150,25 @@ class UnitHooks:
                 else:
                     unit.reshard()
         return output
+
+    def last_pass(self) -> int:
+        """The number of the model's last pass; 0: there was none."""
+        return 0 if self.unit.context is None else self.unit.context.pass_number
+
+    def failed(self, module: Any, last_pass: int) -> None:
+        """A call of the module was left by an exception; ``last_pass`` is of when it began. See [Note: calls that fail]."""
+        unit = self.unit
+        context = unit.context
+        if context is None or context.in_backward or self._is_running(module):
+            return
+        uses = unit.entered.get(id(module))
+        if uses is not None:  # backward need not wait for it
+            uses.num_calls = uses.num_calls - 1
+            unit.entered[id(module)] = None
+        if not any(self._is_running(other) for other in unit.modules):
+            self._has_nested = False
+            self._input = None
+            context.give_up(unit, last_pass)
 
     def _is_over(self) -> bool:
         """Whether what a round of several modules has gathered is gone, or may be older than the shards: some of them did not run,
@@ -182,13 +209,18 @@ class UnitHooks:
 
     def run(self, module: Any, method: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """A method of the module as its forward is run."""
-        args, kwargs = self.before_forward(module, args, kwargs)
-        self._in_methods.append(module)
+        last_pass = self.last_pass()
         try:
-            output = method(*args, **kwargs)
-        finally:
-            self._in_methods.pop()
-        return self.after_forward(module, args, kwargs, output)
+            args, kwargs = self.before_forward(module, args, kwargs)
+            self._in_methods.append(module)
+            try:
+                output = method(*args, **kwargs)
+            finally:
+                self._in_methods.pop()
+            return self.after_forward(module, args, kwargs, output)
+        except BaseException:
+            self.failed(module, last_pass)
+            raise
 
     def _may_be_asked(self, module: Any, uses: Uses) -> bool:
         """Whether a backward may come to a call of the module although its output shows no tensor that asks for a gradient."""
@@ -251,36 +283,3 @@ class UnitHooks:
                 platform.register_tensor_hook(x, gradient_comes)
                 noticed = True
         return noticed
-
-
-def _identity_node(platform: Platform, unit: Unit) -> Any:
-    """The Function whose backward runs when all gradients of a call's inputs are known."""
-
-    def forward(ctx: Any, uses: Uses, *inputs: Any) -> tuple:
-        ctx.uses = uses
-        # What the module does not use gets no gradient, and not zeros: what is before it may be used by nobody.
-        ctx.set_materialize_grads(False)
-        return inputs
-
-    def backward(ctx: Any, *gradients: Any) -> tuple:
-        unit.after_backward(ctx.uses)
-        return (None, *gradients)
-
-    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("InputsOfUnit", (platform.Function,), parts)
-
-
-def _end_node(platform: Platform, device: str) -> Any:
-    """The Function that puts an output behind an input in the graph, without a gradient for it."""
-    walks_on = platform.supports("undefined_gradients", device)
-
-    def forward(ctx: Any, before: Any, x: Any) -> Any:
-        ctx.set_materialize_grads(False)
-        ctx.before = None if walks_on else platform.detach(before)
-        return platform.detach(x)
-
-    def backward(ctx: Any, gradient: Any) -> tuple:
-        return None if ctx.before is None else platform.zeros_like(ctx.before), None
-
-    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("OutputOfUnit", (platform.Function,), parts)

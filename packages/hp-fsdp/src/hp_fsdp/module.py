@@ -32,6 +32,16 @@ class UnshardHandle:
 class HSDPModule:
     """Mixed into the class of every module that ``fully_shard`` was called on. Not to be instantiated."""
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own call. Whoever catches an exception of it finds shards."""
+        hooks = getattr(self, UNIT_ATTRIBUTE).hooks
+        last_pass = hooks.last_pass()
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            hooks.failed(self, last_pass)
+            raise
+
     # --- whole parameters by hand
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this unit's parameters now, and let the module show them whole, until :meth:`reshard` or the next forward's end.
@@ -218,6 +228,8 @@ def become_sharded(module: Any, unit: Unit) -> None:
         setattr(original, CLASS_ATTRIBUTE, generated)
     setattr(module, UNIT_ATTRIBUTE, unit)
     module.__class__ = generated
+    # What it calls is the module, whose forward may be compiled.
+    unit.platform.run_uncompiled([HSDPModule.__call__], recurse=False)
 
 
 def hsdp_sync_stream() -> Any:

@@ -38,6 +38,10 @@ class Order(Generic[U]):
         self._now = []
         self._is_as_known = True
 
+    def forget(self) -> None:
+        """The round was left before its end: the one before it is what to expect."""
+        self._now = []
+
     def enter(self, unit: U) -> U | None:
         """``unit`` runs; the one that is expected after it."""
         at, known = len(self._now), self._known

@@ -85,12 +85,12 @@ class RootContext:
         """Show the unit's whole parameters, as they are in the present pass, and gather ahead."""
         if unit.is_stale(self.pass_number):
             unit.reshard()
+        unit.gathered_in_pass = self.pass_number
         unit.launch_gather()
         following = self._forward.enter(unit)
         self._gather_ahead(unit.options.forward_prefetch, following)
         self._ahead.discard(unit)
         unit.show()
-        unit.gathered_in_pass = self.pass_number
 
     def gather_on_demand(self, unit: UnitParameters) -> None:
         """Show a part of the root whose parameters are used outside of its module's forward."""
@@ -109,6 +109,28 @@ class RootContext:
             self._close_rounds()
             self._reshard_ahead()
             self.wait_until_read()
+
+    def give_up(self, unit: Unit, last_pass: int) -> None:
+        """A call was left by an exception; ``last_pass`` is of when it began. No communication.
+
+        What the outer calls have used stays: they may catch the exception and go on.
+        """
+        has_begun = unit in self._active or self.pass_number != last_pass
+        if unit in self._active:
+            self._active = self._active[: self._active.index(unit)]
+            unit.entered = {}
+            if self._active and self.pass_number not in (unit.hidden_in_pass, unit.used_outside_in_pass):
+                unit.reshard()
+        if self._active or not has_begun:
+            return
+        self._forward.forget()
+        self._left = []
+        self._ahead = set()
+        for each in self.units:
+            each.entered = {}
+            if each.gathered_in_pass == self.pass_number:
+                each.reshard()
+        self.wait_until_read()
 
     @property
     def runs(self) -> bool:
@@ -141,7 +163,7 @@ class RootContext:
         """Units of several modules of which only some were called, or that an exception left."""
         for unit in self.units:
             if unit.entered:
-                unit.entered = set()
+                unit.entered = {}
                 unit.reshard()
 
     def look_at_shards(self, unit: UnitParameters) -> None:

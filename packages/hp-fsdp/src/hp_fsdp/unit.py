@@ -20,8 +20,9 @@ class Unit(UnitParameters):
 
     def __init__(self, platform: Platform, modules: Sequence[Any], places: Places, options: Options) -> None:
         super().__init__(platform, modules, places, options)
-        self.entered: set[int] = set()
-        """Identities of the modules that have been called in the running forward, until the last has ended."""
+        self.entered: dict[int, Uses | None] = {}
+        """The modules that have been called in the running forward, until the last has ended: identity -> what its call counts
+        for, or None if that has ended."""
         self.hidden_in_pass: int | None = None
         """The last pass of which no output tells of its backward, though there may be one."""
         self.is_noticed = False

@@ -30,10 +30,12 @@ from torch_models import (
     shard,
 )
 
-# dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates.
+# dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates. Where there is a
+# GPU, dynamo.reset() imports inductor, whose modules for mkldnn are made by a decorator that torch deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]
 BACKEND = "aot_eager"
 """Graphs of forward and backward as every compiler gets them, run by torch's own kernels."""
@@ -75,6 +77,12 @@ def method_without_breaks(model: Model, mesh: DeviceMesh) -> None:
         block.compile(backend=BACKEND, fullgraph=True)
 
 
+def wrapped_without_breaks(model: Model, mesh: DeviceMesh) -> None:
+    shard(model, mesh)
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend=BACKEND, fullgraph=True)
+
+
 def whole_model(model: Model, mesh: DeviceMesh) -> None:
     shard(model, mesh)
     model.compile(backend=BACKEND)
@@ -94,6 +102,7 @@ WAYS: dict[str, Callable[[Model, DeviceMesh], None]] = {
         wrapped_after,
         forward_alone,
         method_without_breaks,
+        wrapped_without_breaks,
         whole_model,
         whole_model_in_one_unit,
     )
@@ -185,6 +194,37 @@ def test_compiled_blocks_are_recomputed(world: World) -> None:
     model.__class__ = Recomputing
     method_before(model, make_mesh(world))
     check_steps(world, reference, model)
+
+
+class Failing(Block):
+    """On what is not a number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if self.fails:
+            raise ArithmeticError("not a number")
+        return y
+
+
+@pytest.mark.parametrize("way", ["method_after", "wrapped_after", "whole_model"])
+@distributed(world_size=2, backends=TORCH, timeout=180)
+def test_compiled_blocks_that_fail_leave_shards(world: World, way: str) -> None:
+    torch._dynamo.reset()
+    reference, model = make(world), make(world)
+    blocks = list(model.blocks)
+    for block in blocks:
+        block.__class__, block.fails = Failing, False
+    WAYS[way](model, make_mesh(world))
+    own = dict(model.named_parameters())
+    check_steps(world, reference, model, 2)
+    blocks[1].fails = True
+    with pytest.raises(ArithmeticError, match="not a number"):
+        model(batch(world, 2)[1])
+    assert all(found is own[name] for name, found in model.named_parameters())
+    blocks[1].fails = False
+    for each, samples in zip((reference, model), batch(world, 2), strict=True):
+        loss_of(each, samples).backward()
+    assert_parity(list(gradients(model).values()), list(gradients(reference).values()), **CLOSE)
 
 
 @distributed(world_size=2, backends=TORCH, timeout=180)

@@ -53,8 +53,12 @@ spmd_watcher: ContextVar[Any] = ContextVar("hp_spmd_watcher", default=None)
 """What looks at every operation inside of a block of check_spmd, innermost; None outside, and while it runs an operation."""
 
 
+parallel_losses: ContextVar[Any] = ContextVar("hp_parallel_losses", default=None)
+"""What says which rules losses follow inside of a block of loss_parallel, innermost; None outside."""
+
+
 class OpenModes:
-    """How many blocks that change how operations run (SkipDTensorDispatch, check_spmd) are open in the whole process.
+    """How many blocks that change how operations run (SkipDTensorDispatch, check_spmd, loss_parallel) are open in the whole process.
 
     Every operation asks this one plain number before its context.
     """

@@ -13,6 +13,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "alias": "a tensor over part of another one's memory whose storage and version count are its own; without it keep copies",
     "stand_ins": "tensors that are made when something is done with them; without it make them before",
     "in_place_arithmetic": "the framework's own add_ and += change the tensor; without it use platform.add_ and the like",
+    "traced_collectives": "collectives that a compiler records as a part of its graph; without it code with collectives runs uncompiled",
     "coalesced": "several collectives in one launch without a copy; without it they are fused by copying",
     "exchange": "all_to_all sends a block to its rank only; without it everything goes to everybody, so reduce instead",
     "peer_memory": "devices of one machine copy from each other's memory beside kernels; without it use collectives",

@@ -310,6 +310,18 @@ def test_point_to_point_moves_tensors_around_a_ring(world: World, dtype: str) ->
             ops = [collectives.P2POp("send", x, after), collectives.P2POp("recv", x, before)]
             (got,) = collectives.batch_send_recv(ops, group).wait()
             same(world, got, expected, dtype)
+            if dtype == "bool":
+                continue  # refused, see the wrong calls
+            rows = tensor(world, np.stack([expected] * 3), dtype)
+            target = world.platform.reshape(world.platform.narrow(rows, 0, 1, 1), shape)
+            world.platform.fill_(target, 0)
+            ops = [
+                collectives.P2POp("send", x, after),
+                collectives.P2POp("recv", target, before, is_target=True),
+            ]
+            (got,) = collectives.batch_send_recv(ops, group).wait()
+            assert world.platform.data_ptr(got) == world.platform.data_ptr(target)
+            same(world, rows, np.stack([expected] * 3), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -144,6 +144,13 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         ValueError,
         "a transfer is 'send' or 'recv', got 'put'",
     ),
+    "transfer into scattered rows": (
+        lambda w, x: collectives.batch_send_recv(
+            [collectives.P2POp("recv", w.platform.transpose(x, 0, 1), 1 - w.rank, is_target=True)]
+        ),
+        ValueError,
+        r"is_target=True fills contiguous tensors of other dtypes than bool; got shape \(2, 3\) float32: receive a new tensor",
+    ),
     "coalesced dtypes": (
         lambda w, x: collectives.all_gather_coalesced([x, w.platform.cast(x, "int32")]),
         ValueError,

@@ -184,6 +184,42 @@ def test_a_product_in_a_wider_dtype_is_rounded_once(platform, make, near, lacks,
     near(product, x.astype("float64") @ y.astype("float64"))
 
 
+@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 1, 1), (0, 7, 3), (5, 0, 3), (5, 7, 0)])
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+@pytest.mark.parametrize("added", ["nothing", "itself", "a row"])
+def test_a_product_is_written_into_a_part_of_a_tensor(platform, make, near, equal, real, shape, batch, added):
+    n, k, m = shape
+    random = np.random.default_rng(6)
+    x, y = random.normal(size=(*batch, n, k)).astype(real), random.normal(size=(k, m)).astype(real)
+    before, row = random.normal(size=(*batch, n + 2, m)).astype(real), random.normal(size=m).astype(real)
+    whole = make(before, real)
+    part = platform.narrow(whole, len(batch), 1, n)
+    add = {"nothing": None, "itself": part, "a row": make(row, real)}[added]
+    product = platform.matmul_into(part, platform.set_requires_grad_(make(x, real), True), make(y, real), add)
+    assert product is part
+    assert not platform.requires_grad(whole)
+    extra = {"nothing": 0.0, "itself": before[..., 1 : n + 1, :], "a row": row}[added]
+    near(part, x @ y + extra)
+    equal(platform.narrow(whole, len(batch), 0, 1), before[..., :1, :])
+    equal(platform.narrow(whole, len(batch), n + 1, 1), before[..., n + 1 :, :])
+
+
+def test_products_are_made_in_the_dtype_of_their_operands(platform, make, real):
+    for name in ("float32", "float16", real):
+        x = make(np.ones((2, 2)), name)
+        assert platform.product_dtype(x) == x.dtype
+
+
+def test_a_product_takes_a_matrix_that_lies_transposed(platform, make, near, real):
+    random = np.random.default_rng(7)
+    x, w = random.normal(size=(2, 3, 4)).astype(real), random.normal(size=(5, 4)).astype(real)
+    out = make(np.zeros((2, 6, 5)), real)
+    platform.matmul_into(
+        platform.narrow(out, 1, 3, 3), make(x, real), platform.transpose(make(w, real), 0, 1)
+    )
+    near(platform.narrow(out, 1, 3, 3), x @ w.T)
+
+
 def test_a_module_that_can_initialises_its_own_parameters_where_they_are(platform, affine, net, equal):
     class Resetting(affine):
         def __init__(self):

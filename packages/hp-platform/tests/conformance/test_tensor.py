@@ -257,6 +257,34 @@ def test_shape_operations_are_differentiable(platform, make, real, equal):
     equal(platform.get_grad(x), weights)
 
 
+# --- along one dim
+def test_the_largest_along_a_dim_is_nan_where_one_is(platform, make, real, equal):
+    rows = np.array([[1.0, np.nan, 2.0], [3.0, -np.inf, 1.0], [5.0, 2.0, 5.0]])
+    x = platform.set_requires_grad_(make(rows, real), True)
+    largest = platform.amax(x, 1)
+    assert not platform.requires_grad(largest)
+    equal(largest, [np.nan, 3.0, 5.0])
+    equal(platform.amax(x, 0, keepdim=True), [[5.0, np.nan, 5.0]])
+    assert tuple(platform.amax(platform.zeros((0, 3), real), 1).shape) == (0,)
+
+
+def test_elements_are_taken_and_added_along_a_dim(platform, make, real, equal):
+    x = platform.set_requires_grad_(make(np.arange(12.0).reshape(2, 3, 2), real), True)
+    index = make([[[2, 0]], [[1, 1]]], "int64")
+    taken = platform.take_along(x, 1, index)
+    equal(platform.detach(taken), [[[4.0, 1.0]], [[8.0, 9.0]]])
+    platform.backward([platform.sum(taken * make([[[1.0, 2.0]], [[3.0, 4.0]]], real))])
+    placed = np.array([[[0, 2], [0, 0], [1, 0]], [[0, 0], [3, 4], [0, 0]]])
+    equal(platform.get_grad(x), placed)
+    y = make(np.ones((2, 3, 2)), real)
+    assert platform.add_along_(y, 1, index, make([[[1.0, 2.0]], [[3.0, 4.0]]], real)) is y
+    equal(y, 1 + placed)
+    none = platform.zeros((0, 1), "int64")
+    assert tuple(platform.take_along(platform.zeros((0, 3), real), 1, none).shape) == (0, 1)
+    empty = platform.zeros((0, 3), real)
+    assert platform.add_along_(empty, 1, none, platform.zeros((0, 1), real)) is empty
+
+
 # --- storage
 def test_storage_is_counted_in_bytes(platform, device):
     x = platform.zeros((5, 3), "float64", device)

@@ -292,6 +292,30 @@ def test_hooks_and_functions_that_are_told_so_stay_out_of_compiled_graphs(platfo
     assert calls == ["before", "function", "after"] * 2
 
 
+def test_what_a_function_calls_may_be_compiled_without_the_function_itself(platform: TorchPlatform) -> None:
+    graphs: list[list[str]] = []
+    calls: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_method"])
+        return graph.forward
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        calls.append("around")
+        return inner(x)
+
+    platform.run_uncompiled([around], recurse=False)
+    x = torch.ones(3)
+    compiled = torch.compile(around, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(x), x.sin().cos())
+    assert graphs == [["sin", "cos"]]
+    assert calls == ["around"] * 2
+
+
 def test_names_are_those_of_before_compilation(platform: TorchPlatform) -> None:
     model = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
     found = [
@@ -311,3 +335,12 @@ def test_recordable_makes_tensors_for_training_inside_of_inference_mode(platform
     x = torch.ones(2, requires_grad=True)
     (x * kept).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_the_dtype_of_products_is_that_of_autocast(name: str) -> None:
+    platform = build_platform()
+    x = torch.ones((2, 2), dtype=getattr(torch, name))
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            assert platform.product_dtype(x) == platform.matmul(x, x).dtype == platform.linear(x, x).dtype

@@ -1,8 +1,51 @@
-"""Tensor, sequence and context parallel styles.
+"""Tensor parallel training: styles that cut the layers of a model over the ranks of a mesh dim, and losses over cut classes.
 
-There is no code in this package yet: it holds its name and version until the release that brings it.
+Read :mod:`styles` (over one mesh dim) first: what a style does to a module, and what happens at the module's door; then
+:mod:`overlap` (products beside communication) and :mod:`two_dim` (over two). Importing this package imports no framework.
 """
 
-from hp_tp.__about__ import __version__
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__"]
+from hp_platform.lazy import attach
+from hp_tp.__about__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from hp_dtensor.styles.parallel_style import ParallelStyle as ParallelStyle
+    from hp_dtensor.styles.parallelized_module import parallelize_module as parallelize_module
+    from hp_dtensor.styles.prepare_module import PrepareModuleInput as PrepareModuleInput
+    from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
+    from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
+    from hp_tp.dropout import DropoutParallel as DropoutParallel
+    from hp_tp.overlap.policy import OverlapPolicy as OverlapPolicy
+    from hp_tp.picture.shown_plan import show_plan as show_plan
+    from hp_tp.plans.parallel_plan import ParallelPlan as ParallelPlan
+    from hp_tp.plans.planner import plan_for as plan_for
+    from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
+    from hp_tp.styles.compiled import compile_block as compile_block
+    from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
+    from hp_tp.styles.description import describe as describe
+    from hp_tp.styles.rowwise import RowwiseParallel as RowwiseParallel
+    from hp_tp.styles.sequence import SequenceParallel as SequenceParallel
+    from hp_tp.two_dim.linear import Linear2DParallel as Linear2DParallel
+
+_WHERE = {
+    "ColwiseParallel": "styles.colwise",
+    "DropoutParallel": "dropout",
+    "Linear2DParallel": "two_dim.linear",
+    "ModuleCuts": "styles.cuts",
+    "OverlapPolicy": "overlap.policy",
+    "ParallelPlan": "plans.parallel_plan",
+    "ParallelStyle": "hp_dtensor",
+    "PrepareModuleInput": "hp_dtensor",
+    "PrepareModuleInputOutput": "hp_dtensor",
+    "PrepareModuleOutput": "hp_dtensor",
+    "RowwiseParallel": "styles.rowwise",
+    "SequenceParallel": "styles.sequence",
+    "compile_block": "styles.compiled",
+    "describe": "styles.description",
+    "parallelize_module": "hp_dtensor",
+    "plan_for": "plans.planner",
+    "show_plan": "picture.shown_plan",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

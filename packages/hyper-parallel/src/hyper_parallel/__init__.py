@@ -85,21 +85,39 @@ if TYPE_CHECKING:
     from hp_platform import init_process_group as init_process_group
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
+    from hp_tp import ColwiseParallel as ColwiseParallel
+    from hp_tp import DropoutParallel as DropoutParallel
+    from hp_tp import Linear2DParallel as Linear2DParallel
+    from hp_tp import ModuleCuts as ModuleCuts
+    from hp_tp import OverlapPolicy as OverlapPolicy
+    from hp_tp import ParallelPlan as ParallelPlan
+    from hp_tp import RowwiseParallel as RowwiseParallel
+    from hp_tp import SequenceParallel as SequenceParallel
+    from hp_tp import compile_block as compile_block
+    from hp_tp import plan_for as plan_for
+    from hp_tp import describe as describe
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
 _WHERE = {
+    "CPUOffloadPolicy": "hp_fsdp",
+    "ColwiseParallel": "hp_tp",
     "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
     "DeviceMesh": "hp_platform",
-    "CPUOffloadPolicy": "hp_fsdp",
+    "DropoutParallel": "hp_tp",
     "HSDPModule": "hp_fsdp",
     "Layout": "hp_dtensor",
+    "Linear2DParallel": "hp_tp",
     "LoadReport": "hp_dtensor",
     "MemoryPlan": "hp_fsdp",
     "MixedPrecisionPolicy": "hp_fsdp",
+    "ModuleCuts": "hp_tp",
     "OffloadPolicy": "hp_fsdp",
+    "OverlapPolicy": "hp_tp",
+    "ParallelPlan": "hp_tp",
     "ParallelStyle": "hp_dtensor",
+    "ParameterExtension": "hp_fsdp",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
     "PrepareModuleInput": "hp_dtensor",
@@ -107,19 +125,22 @@ _WHERE = {
     "PrepareModuleOutput": "hp_dtensor",
     "RaggedShard": "hp_dtensor",
     "Replicate": "hp_dtensor",
+    "RowwiseParallel": "hp_tp",
     "SaveHandle": "hp_dtensor",
+    "SequenceParallel": "hp_tp",
     "Shard": "hp_dtensor",
     "ShardingPlan": "hp_dtensor",
     "SkipDTensorDispatch": "hp_dtensor",
-    "ParameterExtension": "hp_fsdp",
     "StateDictOptions": "hp_fsdp",
+    "StridedShard": "hp_dtensor",
     "UnitMemory": "hp_fsdp",
     "UnshardHandle": "hp_fsdp",
-    "StridedShard": "hp_dtensor",
     "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
     "check_spmd": "hp_dtensor",
+    "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",
+    "describe": "hp_tp",
     "destroy_process_group": "hp_platform",
     "distribute_module": "hp_dtensor",
     "distribute_tensor": "hp_dtensor",
@@ -132,11 +153,9 @@ _WHERE = {
     "get_group_local_rank": "hp_platform",
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
-    "hsdp_sync_stream": "hp_fsdp",
-    "memory_plan": "hp_fsdp",
-    "register_forward_method": "hp_fsdp",
     "get_platform": "hp_platform",
     "get_process_group_ranks": "hp_platform",
+    "hsdp_sync_stream": "hp_fsdp",
     "init_device_mesh": "hp_platform",
     "init_empty_weights": "hp_dtensor",
     "init_on_device": "hp_dtensor",
@@ -147,14 +166,17 @@ _WHERE = {
     "load_safetensors": "hp_dtensor",
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
+    "memory_plan": "hp_fsdp",
     "ones": "hp_dtensor",
     "parallelize_module": "hp_dtensor",
     "parallelize_value_and_grad": "hp_dtensor",
+    "plan_for": "hp_tp",
     "rand": "hp_dtensor",
     "randn": "hp_dtensor",
     "random": "hp_dtensor",
     "rebuild_dtensor": "hp_dtensor",
     "redistribute_plan": "hp_dtensor",
+    "register_forward_method": "hp_fsdp",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",

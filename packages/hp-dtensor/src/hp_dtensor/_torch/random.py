@@ -57,7 +57,7 @@ class GlobalDraws(TorchFunctionMode):
             return _made(func, args, kwargs)
         if func in SAMPLERS:
             return SAMPLERS[func](*args, **kwargs)
-        rule = _RULES.get(func)
+        rule = RULES["scaled_dot_product_attention"] if _drops(func, args, kwargs) else _RULES.get(func)
         if rule is None or is_dtensor(args[0] if args else kwargs.get("input")):
             # Functions written in Python ask whether a block is open and hand themselves over: what they call belongs to it.
             body = body_of(func) if rule is None else None
@@ -76,6 +76,14 @@ class GlobalDraws(TorchFunctionMode):
 
     def _spec_of(self, x: Any) -> Any:
         return make_spec(self._mesh, (REPLICATE,), tuple(x.shape)) if isinstance(x, torch.Tensor) else x
+
+
+def _drops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it is attention of plain tensors with dropout of its probabilities."""
+    if func is not torch.nn.functional.scaled_dot_product_attention:
+        return False
+    p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    return bool(p) and not any(map(is_dtensor, (*args, *kwargs.values())))
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

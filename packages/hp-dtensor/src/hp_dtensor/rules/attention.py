@@ -5,6 +5,8 @@ between groups, keys and values are whole and every rank takes the heads that it
 
 A causal mask allows query i the keys up to i (aligned at the first query and the first key). A rank whose queries begin at
 ``offset`` needs the keys up to its last query only, and the mask is true where ``key <= offset + query``.
+
+With dropout the attention is written out: see :mod:`hp_dtensor.rules.attention_dropout`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.placements import REPLICATE, Shard
+from hp_dtensor.rng.places import take
+from hp_dtensor.rules.attention_dropout import dropped_attention
 from hp_dtensor.rules.choice import Way
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import (
@@ -28,6 +32,7 @@ from hp_dtensor.rules.labels import (
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
+from hp_platform.draws import Distribution
 
 MASK = 3
 """The position of attn_mask."""
@@ -50,7 +55,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Outcome:
     """``softmax(q k^T scale + mask) v`` for q (..., heads, L, E), k (..., heads, S, E), v (..., heads, S, V)."""
-    _check(q, k, v, dropout_p)
+    _check(q, k, v)
+    if dropout_p:
+        Distribution.event(dropout_p)
     if is_causal and mask is not None:
         raise ValueError("attn_mask and is_causal exclude each other: put the causal mask into attn_mask")
     is_grouped = enable_gqa and q.shape[-3] != k.shape[-3]
@@ -86,23 +93,27 @@ def scaled_dot_product_attention(
     assert found.output is not None
     shape, offset = _piece(found.output, result.shape, q)
     if 0 in shape:  # see [Note: empty pieces] in hp_dtensor.no_elements: fused kernels refuse no heads
-        return replace(found, run=lambda *local, **_: zeros_of_product(shape, local[:3]))
+
+        def without_elements(*local: Any, **_: Any) -> Any:
+            if dropout_p and get_platform().device_of(local[0]) != "meta":
+                take(None)  # every rank takes the operation's place in the stream
+            return zeros_of_product(shape, local[:3])
+
+        return replace(found, run=without_elements)
     steps: list[Prepare] = []
     if is_grouped:
         steps.extend(_own_groups(q, k, found))
     if is_causal and shape[-2] < result.shape[-2]:
         steps.append(_causal_from(offset[-2], shape[-2], k.shape[-2]))
-    return replace(found, prepare=_in_turn(steps)) if steps else found
+    prepare = _in_turn(steps) if steps else None
+    if dropout_p:
+        return replace(found, run=dropped_attention(dropout_p, scores, offset, prepare))
+    return replace(found, prepare=prepare) if steps else found
 
 
-def _check(q: Any, k: Any, v: Any, dropout_p: float) -> None:
+def _check(q: Any, k: Any, v: Any) -> None:
     if not all(isinstance(x, Spec) and len(x.shape) >= 2 for x in (q, k, v)):
         raise ValueError("scaled_dot_product_attention takes tensors (..., heads, length, size)")
-    if dropout_p != 0:
-        raise ValueError(
-            f"dropout_p is {dropout_p}: the mask would depend on how the heads are cut. Give dropout_p=0.0, in evaluation too, "
-            f"and drop the attention's output with dropout()"
-        )
     if q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise ValueError(
             f"queries {q.shape}, keys {k.shape}, values {v.shape}: queries and keys need one size, keys and values one length"

@@ -18,7 +18,7 @@ from hp_platform.collectives._launch import (
     resolve,
 )
 from hp_platform.group import ProcessGroup
-from hp_platform.platform import get_platform
+from hp_platform.platform import Platform, get_platform
 from hp_platform.protocols.tensor import Tensor
 
 
@@ -169,6 +169,9 @@ class P2POp:
     kind: Literal["send", "recv"]
     tensor: Tensor
     peer: int
+    is_target: bool = False
+    """For ``"recv"``: ``tensor`` itself is filled, and given back by ``wait()``; it must be contiguous, and may be a view where
+    ``supports("write_into_view")``."""
 
 
 def batch_send_recv(ops: Sequence[P2POp], group: ProcessGroup | None = None) -> Work[list[Tensor]]:
@@ -187,9 +190,14 @@ def batch_send_recv(ops: Sequence[P2POp], group: ProcessGroup | None = None) -> 
             raw.append(("send", payload(platform, op.tensor), op.peer))
         else:
             truth = is_bool(platform, op.tensor)
-            buffer = platform.empty(
-                tuple(op.tensor.shape), "uint8" if truth else op.tensor.dtype, platform.device_of(op.tensor)
-            )
+            if op.is_target:
+                buffer, truth = _target(platform, op.tensor, truth), False
+            else:
+                buffer = platform.empty(
+                    tuple(op.tensor.shape),
+                    "uint8" if truth else op.tensor.dtype,
+                    platform.device_of(op.tensor),
+                )
             received.append((buffer, truth))
             raw.append(("recv", buffer, op.peer))
 
@@ -228,6 +236,16 @@ class _All:
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+
+def _target(platform: Platform, x: Tensor, is_truth: bool) -> Tensor:
+    """What a transfer fills, outside of the graph."""
+    if is_truth or not platform.is_contiguous(x):
+        raise ValueError(
+            f"is_target=True fills contiguous tensors of other dtypes than bool; got shape {tuple(x.shape)} "
+            f"{platform.dtype_name(x.dtype)}: receive a new tensor, and copy it"
+        )
+    return platform.detach(x)
 
 
 def _check_peer(group: ProcessGroup, peer: int, name: str) -> None:

@@ -38,6 +38,7 @@ class MindSporeAutogradOps:
     """Implements :class:`hp_platform.protocols.AutogradOps`."""
 
     Function = Function
+    TraceableFunction = Function
     saved_tensors_hooks = mindspore.saved_tensors_hooks
 
     def __init__(self) -> None:

@@ -29,6 +29,31 @@ def embedding(ids: mindspore.Tensor, weight: mindspore.Tensor) -> mindspore.Tens
     return ops.gather(weight, ids, 0)
 
 
+@constant_if_empty
+def take_along(x: mindspore.Tensor, dim: int, index: mindspore.Tensor) -> mindspore.Tensor:
+    """``x`` at ``index`` along ``dim``."""
+    return mint.gather(x, dim, index.astype(mindspore.int64))
+
+
+@constant_if_empty
+def amax(x: mindspore.Tensor, dim: int, keepdim: bool) -> mindspore.Tensor:
+    """Largest along a dim; NaN wins, which MindSpore's own kernel forgets in some places."""
+    largest = mint.amax(x, dim, keepdim)
+    is_nan = mint.sum((x != x).astype(mindspore.int32), dim, keepdim) > 0
+    return mint.where(is_nan, mindspore.Tensor(np.array(np.nan, NAME_OF[x.dtype])), largest)
+
+
+@constant_if_empty
+def placed_along(
+    x: mindspore.Tensor, dim: int, index: mindspore.Tensor, values: mindspore.Tensor
+) -> mindspore.Tensor:
+    """``values`` at ``index`` along ``dim`` among zeros, in the shape of ``x``."""
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    places = mindspore.Tensor(np.arange(x.shape[dim]).reshape(shape))
+    return mint.where(places == index, values.astype(x.dtype), ops.zeros_like(x))
+
+
 def gelu(x: mindspore.Tensor) -> mindspore.Tensor:
     """``x Phi(x)`` with the normal distribution's Phi."""
     return ops.gelu(x, approximate="none")

@@ -12,6 +12,8 @@ import mindspore
 from mindspore import mint
 
 from hp_platform.mindspore._empty import constant_if_empty
+from hp_platform.mindspore._recording import no_grad
+from hp_platform.mindspore._write import write
 
 
 @constant_if_empty
@@ -32,6 +34,16 @@ def matmul(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:
     outer = product.shape[:-2]
     kept = (*outer, *(rows.shape[-2:-1] if x.ndim > 1 else ()), *(columns.shape[-1:] if y.ndim > 1 else ()))
     return product if product.shape == kept else product.reshape(kept)
+
+
+def matmul_into(
+    out: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor, add: mindspore.Tensor | None = None
+) -> mindspore.Tensor:
+    """A product, and what is added to it, written where it is wanted."""
+    with no_grad():
+        product = matmul(x, y)
+        write(out, product if add is None else add + product)
+    return out
 
 
 def _matrices(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:

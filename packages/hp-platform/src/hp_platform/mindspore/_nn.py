@@ -19,7 +19,16 @@ from hp_platform.mindspore._dtypes import resolve
 from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._module import Module, ModuleList
 from hp_platform.mindspore._recording import ensure_recording
+from hp_platform.overridden import override
 from hp_platform.protocols.nn import HookHandle
+
+_KINDS: tuple[tuple[tuple[type[mindspore.nn.Cell], ...], str], ...] = (
+    ((mint.nn.Linear, mindspore.nn.Dense), "linear"),
+    ((mint.nn.Embedding,), "embedding"),
+    ((mint.nn.Conv2d, mint.nn.Conv3d), "convolution"),
+    ((mint.nn.LayerNorm,), "layer_norm"),
+    ((mint.nn.Dropout,), "dropout"),
+)
 
 
 def _computing(function: Callable[..., Any]) -> Any:
@@ -172,6 +181,21 @@ class MindSporeNNOps:
                         found[_joined(prefix, name)] = ops.stop_gradient(cell.__dict__.get(name, value))
         return found
 
+    def layer_kind(self, module: mindspore.nn.Cell) -> str | None:
+        """What a stock layer computes. A Dense with an activation is none: that is not linear."""
+        if isinstance(module, mindspore.nn.Dense) and module.activation is not None:
+            return None
+        return next((kind for classes, kind in _KINDS if isinstance(module, classes)), None)
+
+    def has_stock_forward(self, module: mindspore.nn.Cell) -> bool:
+        """Whether MindSpore's own construct runs."""
+        own = type(module).construct
+        return any(own is cls.construct for classes, _ in _KINDS for cls in classes)
+
+    def override_forward(self, module: mindspore.nn.Cell, forward: Callable[..., Any]) -> None:
+        """Another forward in the place of the module's."""
+        override(module, "construct", forward)
+
     # --- hooks
     def register_forward_pre_hook(
         self, module: mindspore.nn.Cell, hook: Callable[..., Any], *, prepend: bool = False
@@ -193,8 +217,18 @@ class MindSporeNNOps:
         """After backward."""
         return module.register_backward_hook(hook)
 
-    def run_uncompiled(self, functions: Iterable[Callable[..., Any]]) -> None:
+    def run_uncompiled(self, functions: Iterable[Callable[..., Any]], *, recurse: bool = True) -> None:
         """Nothing to do: what runs in PyNative mode is compiled only where the user says so, function by function."""
+
+    def is_compiling(self) -> bool:
+        """Modules run in PyNative mode."""
+        return False
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Refused."""
+        raise NotImplementedError(
+            f"compile: MindSpore {mindspore.__version__} runs modules uncompiled here (PyNative mode): leave the compilation out"
+        )
 
     # --- functional
     linear = _computing(_empty.linear)
@@ -220,6 +254,12 @@ class MindSporeNNOps:
         wanted = resolve(dtype)
         x, y = ops.stop_gradient(x), ops.stop_gradient(y)
         return _matmul.matmul(x.astype(wanted), y.astype(wanted))
+
+    def product_dtype(self, x: mindspore.Tensor) -> Any:
+        """Nothing is cast behind the program."""
+        return x.dtype
+
+    matmul_into = staticmethod(_matmul.matmul_into)
 
     def softmax(self, x: mindspore.Tensor, dim: int = -1) -> mindspore.Tensor:
         """Softmax along a dim."""

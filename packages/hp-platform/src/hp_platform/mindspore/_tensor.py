@@ -188,6 +188,12 @@ class MindSporeTensorOps(MindSporeStorageOps):
         return x.is_contiguous()
 
     where = staticmethod(_composed.where)
+    take_along = staticmethod(_composed.take_along)
+
+    def amax(self, x: mindspore.Tensor, dim: int, keepdim: bool = False) -> mindspore.Tensor:
+        """Largest along a dim."""
+        with no_grad():
+            return _composed.amax(x, dim, keepdim)
 
     # --- storage. More of it in the base class.
     def storage_views(
@@ -220,6 +226,14 @@ class MindSporeTensorOps(MindSporeStorageOps):
         """Multiply in place."""
         with no_grad(), _at(x):
             write(x, x * (y if isinstance(y, mindspore.Tensor) else exact_number(y, x.dtype)))
+        return x
+
+    def add_along_(
+        self, x: mindspore.Tensor, dim: int, index: mindspore.Tensor, values: mindspore.Tensor
+    ) -> mindspore.Tensor:
+        """Add to one element of each line."""
+        with no_grad(), _at(x):
+            write(x, x + _composed.placed_along(x, dim, index, values))
         return x
 
     def fill_(self, x: mindspore.Tensor, value: float) -> mindspore.Tensor:

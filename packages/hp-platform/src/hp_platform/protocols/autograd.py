@@ -17,6 +17,10 @@ class AutogradOps(Protocol):
     """Base class: static ``forward(ctx, *args)`` and ``backward(ctx, *grads)``; ``apply``; ``ctx.save_for_backward``, ``ctx.saved_tensors``,
     ``ctx.needs_input_grad``, ``ctx.mark_non_differentiable``. Backward may itself call differentiable functions (double backward)."""
 
+    TraceableFunction: type
+    """:attr:`Function` for code that a compiler records, where ``supports("traced_collectives")``: what others have put in the place of
+    ``Function.apply`` does not count for it."""
+
     def no_grad(self) -> AbstractContextManager[None]:
         """Nothing inside is recorded."""
         ...

@@ -77,6 +77,23 @@ class CommOps(Protocol):
         """Free one group; None: the world, with everything in it."""
         ...
 
+    # --- in compiled code: a part of what is recorded, new tensors out, sums only, no time-outs and no records
+    def traced_name(self, group: NativeGroup) -> str:
+        """What the following call the group by; asked outside of compiled code. NotImplementedError unless ``supports("traced_collectives")``."""
+        ...
+
+    def traced_all_reduce(self, x: Tensor, group: str) -> Tensor:
+        """The sum over the ranks."""
+        ...
+
+    def traced_all_gather(self, x: Tensor, size: int, group: str) -> Tensor:
+        """``(n, ...)`` -> ``(size * n, ...)``, of a group of ``size`` ranks."""
+        ...
+
+    def traced_reduce_scatter(self, x: Tensor, size: int, group: str) -> Tensor:
+        """``(size * n, ...)`` -> this rank's ``(n, ...)`` of the sum."""
+        ...
+
     def has_threads_with_tensors(self, backend: str) -> bool:
         """Whether groups of this backend must be ended before the interpreter is, since threads of theirs drop tensors."""
         ...

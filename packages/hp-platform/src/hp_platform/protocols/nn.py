@@ -111,6 +111,25 @@ class NNOps(Protocol):
         """Full name to detached tensor that shares memory with the parameter or buffer."""
         ...
 
+    def layer_kind(self, module: AnyModule) -> str | None:
+        """What a stock layer of the framework computes (also one derived from it): ``"linear"`` (parameters ``weight (out, in)`` and
+        ``bias (out,)`` or none), ``"embedding"`` (``weight (num, dim)``), ``"convolution"`` (``weight (out, in / groups, ...)``,
+        ``bias (out,)`` or none, attribute ``groups``), ``"layer_norm"``, ``"rms_norm"``, ``"dropout"``; None for other modules.
+        """
+        ...
+
+    def has_stock_forward(self, module: AnyModule) -> bool:
+        """Whether a layer with a :meth:`layer_kind` computes just what the framework's own class does: its forward is not overridden."""
+        ...
+
+    def override_forward(self, module: AnyModule, forward: Callable[..., Any]) -> None:
+        """Let ``forward(module, own, args, kwargs)`` run in the place of the module's forward; ``own(*args, **kwargs)`` is the former.
+
+        Hooks stay around it, the name of the class stays, and the module can be copied if ``forward`` can: it is kept on the
+        module. Calling it again puts the new one around the former one.
+        """
+        ...
+
     # --- hooks. Earlier registered run first, prepended ones before all.
     def register_forward_pre_hook(
         self,
@@ -140,11 +159,22 @@ class NNOps(Protocol):
         """``hook(module, grad_input, grad_output)`` after the gradients of the module's inputs are known; may return other ones."""
         ...
 
-    def run_uncompiled(self, functions: Iterable[Callable[..., Any]]) -> None:
+    def run_uncompiled(self, functions: Iterable[Callable[..., Any]], *, recurse: bool = True) -> None:
         """Keep the framework's compiler (torch.compile) out of these functions and all that they call: they run as they are.
 
         For hooks that communicate or exchange parameters. The compiler ends its graph before them and begins another one after.
+        ``recurse`` False: what they call is compiled, for a function around something else.
         Where the framework compiles nothing by itself there is nothing to do.
+        """
+        ...
+
+    def is_compiling(self) -> bool:
+        """Whether the code that asks is being recorded by the framework's compiler, and not run (False where there is none)."""
+        ...
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The function compiled as one graph at its first call, or the compiler's error that says where it is not one. ``options`` are
+        the compiler's own. NotImplementedError unless ``supports("traced_collectives")``.
         """
         ...
 
@@ -161,6 +191,20 @@ class NNOps(Protocol):
         """The product of two matrices of one dtype, added up and given in a wider one; not recorded.
 
         In one kernel where the backend has it (cuda, float32 of 16-bit floats); else of converted copies.
+        """
+        ...
+
+    def product_dtype(self, x: Tensor) -> DType:
+        """In which dtype :meth:`linear` and :meth:`matmul` multiply ``x`` now: its own, but where the framework casts by itself
+        (``torch.autocast``).
+        """
+        ...
+
+    def matmul_into(self, out: Tensor, x: Tensor, y: Tensor, add: Tensor | None = None) -> Tensor:
+        """``x (n, k) @ y (k, m)``, plus ``add``, written into ``out (n, m)``, which may be a view of a larger tensor; not recorded.
+
+        ``x`` and ``out`` may have one batch dim before, which ``y`` has not. ``add`` is ``out`` itself (what it holds is added
+        to) or a tensor that broadcasts to it, such as a bias ``(m,)``. Returns ``out``.
         """
         ...
 

@@ -148,6 +148,15 @@ class TensorOps(Protocol):
         """Elementwise choice."""
         ...
 
+    # --- along one dim
+    def amax(self, x: AnyTensor, dim: int, keepdim: bool = False) -> AnyTensor:
+        """The largest elements along ``dim``, which has some. NaN wins. No gradient is recorded."""
+        ...
+
+    def take_along(self, x: AnyTensor, dim: int, index: AnyTensor) -> AnyTensor:
+        """``x`` at the integers ``index`` along ``dim``; ``index`` has as many dims as ``x``, and its sizes but for ``dim``."""
+        ...
+
     # --- storage
     def storage_nbytes(self, x: AnyTensor) -> int:
         """Bytes of the whole storage below ``x``."""
@@ -218,6 +227,10 @@ class TensorOps(Protocol):
 
     def mul_(self, x: AnyTensor, y: Any) -> AnyTensor:
         """``x = x * y`` in place."""
+        ...
+
+    def add_along_(self, x: AnyTensor, dim: int, index: AnyTensor, values: AnyTensor) -> AnyTensor:
+        """Add ``values`` at the integers ``index`` along ``dim``: one for each line, so both have size 1 there. Returns ``x``."""
         ...
 
     def fill_(self, x: AnyTensor, value: float) -> AnyTensor:

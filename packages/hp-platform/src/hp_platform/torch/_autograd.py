@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,10 +12,17 @@ import torch
 from hp_platform.protocols.nn import HookHandle
 
 
+class TraceableFunction(torch.autograd.Function):
+    """Has torch's own ``apply``, which dynamo knows, also after another one was put in its place."""
+
+    apply = inspect.getattr_static(torch.autograd.Function, "apply")
+
+
 class TorchAutogradOps:
     """Implements :class:`hp_platform.protocols.AutogradOps`."""
 
     Function = torch.autograd.Function
+    TraceableFunction = TraceableFunction
     no_grad = torch.no_grad
     enable_grad = torch.enable_grad
     is_grad_enabled = staticmethod(torch.is_grad_enabled)

@@ -10,9 +10,19 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hp_platform.overridden import override
 from hp_platform.protocols.nn import HookHandle
 from hp_platform.torch import _dynamo
 from hp_platform.torch._dtypes import resolve
+
+_KINDS: tuple[tuple[tuple[type[torch.nn.Module], ...], str], ...] = (
+    ((torch.nn.Linear,), "linear"),
+    ((torch.nn.Embedding,), "embedding"),
+    ((torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), "convolution"),
+    ((torch.nn.LayerNorm,), "layer_norm"),
+    ((torch.nn.RMSNorm,), "rms_norm"),
+    ((torch.nn.Dropout,), "dropout"),
+)
 
 
 class TorchNNOps:
@@ -121,6 +131,19 @@ class TorchNNOps:
         """Names and detached tensors."""
         return module.state_dict()
 
+    def layer_kind(self, module: torch.nn.Module) -> str | None:
+        """What a stock layer computes."""
+        return next((kind for classes, kind in _KINDS if isinstance(module, classes)), None)
+
+    def has_stock_forward(self, module: torch.nn.Module) -> bool:
+        """Whether torch's own forward runs."""
+        own = type(module).forward
+        return any(own is cls.forward for classes, _ in _KINDS for cls in classes)
+
+    def override_forward(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        """Another forward in the place of the module's."""
+        override(module, "forward", forward)
+
     # --- hooks
     def register_forward_pre_hook(
         self, module: torch.nn.Module, hook: Callable[..., Any], *, prepend: bool = False
@@ -145,6 +168,11 @@ class TorchNNOps:
         return module.register_full_backward_hook(hook)
 
     run_uncompiled = staticmethod(_dynamo.run_uncompiled)
+    is_compiling = staticmethod(torch.compiler.is_compiling)
+
+    def compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """torch.compile without graph breaks."""
+        return torch.compile(function, fullgraph=True, **options)
 
     # --- functional
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -182,6 +210,33 @@ class TorchNNOps:
             if x.is_cuda and wanted is torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
                 return torch.mm(x, y, out_dtype=wanted)
             return torch.mm(x.to(wanted), y.to(wanted))
+
+    def product_dtype(self, x: torch.Tensor) -> torch.dtype:
+        """That of autocast, which leaves float64 alone."""
+        kind = x.device.type
+        if x.dtype.is_floating_point and x.dtype is not torch.float64 and torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+        return x.dtype
+
+    def matmul_into(
+        self, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A product where it is wanted, by one kernel."""
+        target = out[0] if out.dim() == 3 and out.shape[0] == 1 else out
+        x = x[0] if target is not out else x
+        add = target if add is out else add
+        with torch.no_grad():
+            if target.dim() == 3:
+                y = y.expand(x.shape[0], *y.shape)  # kernels of batches take a stride of 0
+                if add is None:
+                    torch.bmm(x, y, out=target)
+                else:
+                    torch.baddbmm(add, x, y, out=target)
+            elif add is None:
+                torch.mm(x, y, out=target)
+            else:
+                torch.addmm(add, x, y, out=target)
+        return out
 
     def softmax(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Softmax along a dim."""

@@ -7,18 +7,26 @@ from functools import cached_property
 import torch
 
 from hp_platform.capabilities import check_known
+from hp_platform.collectives import _launch
 from hp_platform.platform import PlatformType
 from hp_platform.torch._autograd import TorchAutogradOps
 from hp_platform.torch._comm import TorchCommOps
 from hp_platform.torch._nn import TorchNNOps
 from hp_platform.torch._random import TorchRandomOps
 from hp_platform.torch._tensor import TorchTensorOps
+from hp_platform.torch._traced import TorchTracedOps
 from hp_platform.torch._world import TorchWorldOps
 from hp_platform.torch.device import TorchDevice, all_devices
 
 
 class TorchPlatform(
-    TorchTensorOps, TorchNNOps, TorchAutogradOps, TorchRandomOps, TorchWorldOps, TorchCommOps
+    TorchTensorOps,
+    TorchNNOps,
+    TorchAutogradOps,
+    TorchRandomOps,
+    TorchWorldOps,
+    TorchCommOps,
+    TorchTracedOps,
 ):
     """Primitives of PyTorch; see :mod:`hp_platform.protocols` for what each promises."""
 
@@ -27,6 +35,8 @@ class TorchPlatform(
 
     def __init__(self) -> None:
         super().__init__(all_devices())
+        # dynamo would record the launch without what it waits for. Compiled code has collectives of its own.
+        self.run_uncompiled([_launch.launch])
 
     @cached_property
     def _available(self) -> tuple[str, ...]:

@@ -115,6 +115,11 @@ class TorchTensorOps:
     cat = staticmethod(torch.cat)
     is_contiguous = staticmethod(torch.Tensor.is_contiguous)
     where = staticmethod(torch.where)
+    take_along = staticmethod(torch.gather)
+
+    def amax(self, x: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
+        """Largest along a dim."""
+        return x.detach().amax(dim, keepdim)
 
     def contiguous(self, x: torch.Tensor) -> torch.Tensor:
         """Row-major; a conjugate or negative that is only marked as such is worked out."""
@@ -188,6 +193,13 @@ class TorchTensorOps:
             with torch.no_grad():
                 return x.mul_(y)
         return x.mul_(y)
+
+    def add_along_(
+        self, x: torch.Tensor, dim: int, index: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Add to one element of each line."""
+        with torch.no_grad():
+            return x.scatter_add_(dim, index, values)
 
     def fill_(self, x: torch.Tensor, value: float) -> torch.Tensor:
         """Fill in place."""

@@ -14,6 +14,7 @@ class AscendDevice(AcceleratorDevice):
     missing = frozenset(
         {
             "stand_ins",
+            "traced_collectives",
             "undefined_gradients",
             "float64_compute",
             "reduce_float64",

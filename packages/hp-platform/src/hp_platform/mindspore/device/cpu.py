@@ -20,6 +20,7 @@ class CpuDevice(HostDevice):
     missing = frozenset(
         {
             "stand_ins",
+            "traced_collectives",
             "undefined_gradients",
             "bfloat16_compute",
             "in_place_arithmetic",

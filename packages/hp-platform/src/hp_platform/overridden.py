@@ -1,0 +1,79 @@
+"""Modules whose forward is another function, under the class's own name: what ``platform.override_forward`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Module = Any
+Forward = Callable[[Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+FORWARD_ATTRIBUTE = "_hp_forward"
+"""Attribute of a module: what runs in the place of its forward."""
+_CLASS_ATTRIBUTE = "_hp_overridden_class"
+"""Where a class of modules keeps the generated one: it belongs to that class, and goes with it."""
+
+
+def override(module: Module, method: str, forward: Forward) -> None:
+    """Let ``forward(module, own, args, kwargs)`` run in the place of the module's ``method``.
+
+    The class is exchanged for one derived from it: methods are looked up there, so hooks, compilers and copies treat the
+    module as any other, and no function hangs on the instance that would keep it in a cycle.
+    """
+    previous = getattr(module, FORWARD_ATTRIBUTE, None)
+    if previous is not None:
+        setattr(module, FORWARD_ATTRIBUTE, _Around(forward, previous))
+        return
+    setattr(module, FORWARD_ATTRIBUTE, forward)
+    module.__class__ = _generated(type(module), method)
+
+
+@dataclass(frozen=True)
+class _Around:
+    """A forward around another one."""
+
+    outer: Forward
+    inner: Forward
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        def former(*args: Any, **kwargs: Any) -> Any:
+            return self.inner(module, own, args, kwargs)
+
+        return self.outer(module, former, args, kwargs)
+
+
+def _generated(original: type, method: str) -> type:
+    # Looked up in the class itself: a generated class must not serve for classes derived from it.
+    found: type | None = vars(original).get(_CLASS_ATTRIBUTE)
+    if found is not None:
+        return found
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._hp_forward(self, getattr(super(made, self), method), args, kwargs)
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        # Pickle finds classes by name, and finds the original under this one.
+        make, of, *rest = super(made, self).__reduce_ex__(protocol)  # type: ignore[misc]
+        return (_remade, (original, method, make, *of[1:]), *rest)
+
+    run.__name__ = run.__qualname__ = method
+    made = type(
+        original.__name__,
+        (original,),
+        {
+            method: run,
+            "__reduce_ex__": reduce,
+            "__module__": original.__module__,
+            "__qualname__": original.__qualname__,
+            "__doc__": original.__doc__,
+        },
+    )
+    setattr(original, _CLASS_ATTRIBUTE, made)
+    return made
+
+
+def _remade(original: type, method: str, make: Callable[..., Any], *args: Any) -> Any:
+    return make(_generated(original, method), *args)

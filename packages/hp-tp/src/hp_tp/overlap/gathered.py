@@ -1,0 +1,157 @@
+"""All-gather and product: pieces of rows are multiplied while others are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hp_dtensor import transport
+from hp_platform import collectives, get_platform
+from hp_tp.overlap.matrices import Matrices
+from hp_tp.overlap.policy import OverlapPolicy
+from hp_tp.overlap.side_stream import run_beside
+
+Tensor = Any
+Arrivals = Iterator[tuple[Tensor, Sequence[int]]]
+"""Steps: the buffer of the whole, and the ranks (by coordinate) whose rows are in it now."""
+
+
+def gather_and_multiply(
+    x: Tensor,
+    factors: Sequence[Tensor],
+    rows: Matrices,
+    policy: OverlapPolicy,
+    biases: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The whole ``(outer, all rows, k)`` of the ranks' ``x (outer, own rows, k)``, and its products with the ``factors (k, m)``.
+
+    Not recorded. Communication: one all-gather of the whole's bytes, or its equal in sends; it is cut as the policy says.
+    """
+    platform = get_platform()
+    biases = [None] * len(factors) if biases is None else biases
+    device = platform.device_of(x)
+    is_cut = policy.cuts_gather(
+        rows.nbytes(x.shape[-1], x.dtype), sum(factor.shape[1] for factor in factors), len(rows.sizes)
+    )
+    if not (is_cut and factors and platform.supports("async_collectives", device)):
+        whole = rows.of_communicated(transport.gather(rows.communicated(x), rows.flat_cut))
+        return whole, [_product(whole, factor, bias) for factor, bias in zip(factors, biases, strict=True)]
+    products = [
+        platform.empty((rows.outer, rows.total, factor.shape[1]), x.dtype, device) for factor in factors
+    ]
+
+    def multiply(source: Tensor, at: int, start: int, length: int) -> None:
+        part = platform.narrow(source, 1, at, length)
+        for product, factor, bias in zip(products, factors, biases, strict=True):
+            platform.matmul_into(platform.narrow(product, 1, start, length), part, factor, bias)
+
+    own = rows.cut.index
+    arrivals = _start(x, rows, policy)
+    multiply(x, 0, rows.starts[own], rows.sizes[own])
+    for whole, coordinates in arrivals():
+        for start, length in _ranges(rows, coordinates):
+            multiply(whole, start, start, length)
+    return whole, products
+
+
+def _product(x: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
+    platform = get_platform()
+    if bias is None:
+        return platform.matmul(x, factor)
+    return platform.linear(x, platform.transpose(factor, 0, 1), bias)
+
+
+def _ranges(rows: Matrices, coordinates: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and length of the rows of these ranks, neighbours together."""
+    found: list[tuple[int, int]] = []
+    for coordinate in sorted(coordinates):
+        start, length = rows.starts[coordinate], rows.sizes[coordinate]
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        elif length:
+            found.append((start, length))
+    return found
+
+
+def _start(x: Tensor, rows: Matrices, policy: OverlapPolicy) -> Callable[[], Arrivals]:
+    """Launch the communication; what it gives waits for its steps."""
+    if policy.gather_by == "sends" and rows.outer == 1:
+        return _start_sends(x, rows)
+    if rows.outer == 1 and rows.flat_cut.is_even:
+        return _start_all_gather(x, rows)
+    return _start_any_gather(x, rows)
+
+
+def _others(rows: Matrices) -> list[int]:
+    return [coordinate for coordinate in range(len(rows.sizes)) if coordinate != rows.cut.index]
+
+
+def _empty_whole(x: Tensor, rows: Matrices) -> Tensor:
+    platform = get_platform()
+    return platform.empty((rows.outer, rows.total, x.shape[-1]), x.dtype, platform.device_of(x))
+
+
+def _start_all_gather(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
+    """Straight into the whole."""
+    platform = get_platform()
+    whole = _empty_whole(x, rows)
+    piece, target = rows.communicated(platform.detach(x)), rows.communicated(whole)
+    group = rows.cut.group
+    task = run_beside(
+        platform.device_of(x),
+        lambda async_op: collectives.all_gather(piece, group, out=target, async_op=async_op),
+        (piece, target),
+    )
+
+    def arrivals() -> Arrivals:
+        task.wait()
+        yield whole, _others(rows)
+
+    return arrivals
+
+
+def _start_any_gather(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
+    """Pieces of several sizes, or of several blocks each: they are put together when they have come."""
+    pending = transport.gather(rows.communicated(x), rows.flat_cut, async_op=True)
+
+    def arrivals() -> Arrivals:
+        yield rows.of_communicated(pending.wait()), _others(rows)
+
+    return arrivals
+
+
+def _start_sends(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
+    """In step s the own piece goes to the s-th rank behind, and that of the s-th before comes."""
+    platform = get_platform()
+    cut, num_ranks = rows.cut, len(rows.sizes)
+    whole, x = _empty_whole(x, rows), platform.detach(x)
+    pieces = [
+        platform.narrow(platform.reshape(whole, (rows.total, x.shape[-1])), 0, start, size)
+        for start, size in zip(rows.starts, rows.sizes, strict=True)
+    ]
+    sent = rows.communicated(x)
+    tasks = []
+    for step in range(1, num_ranks):
+        target, source = (cut.index + step) % num_ranks, (cut.index - step) % num_ranks
+        ops = []
+        if 0 not in sent.shape:
+            ops.append(collectives.P2POp("send", sent, cut.group.ranks[cut.positions[target]]))
+        if 0 not in pieces[source].shape:
+            peer = cut.group.ranks[cut.positions[source]]
+            ops.append(collectives.P2POp("recv", pieces[source], peer, is_target=True))
+        task = run_beside(platform.device_of(x), _sending(ops, cut.group), (sent, whole))
+        tasks.append((task, source))
+
+    def arrivals() -> Arrivals:
+        platform.copy_(pieces[cut.index], sent)
+        for task, source in tasks:
+            task.wait()
+            yield whole, [source]
+        if not tasks:
+            yield whole, []
+
+    return arrivals
+
+
+def _sending(ops: list[Any], group: Any) -> Callable[[bool], Any]:
+    return lambda async_op: collectives.batch_send_recv(ops, group)

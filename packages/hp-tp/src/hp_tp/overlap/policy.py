@@ -1,0 +1,68 @@
+"""When a product is cut so that communication runs beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class OverlapPolicy:
+    """From which size on products are cut, and how. Equal on all ranks, since it decides what they launch.
+
+    A product that is cut takes more launches, which a program that is bound by the host pays for, and smaller ones, which fill
+    a device less well. So below ``min_nbytes`` forward is the plain program: one collective and one product, in order. (The reduction
+    of an input's gradient runs beside the weight's gradient at every size: that takes no more launches.)
+
+    ValueError for sizes below 0, less than one chunk, and another ``gather_by``.
+    """
+
+    min_nbytes: int = 32 * MIB
+    """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on products are cut. The default is
+    a sequence of 4096 tokens with 4096 features of 2 bytes: there the device is as long busy with a layer as the host."""
+    features_per_peer: int = 512
+    """Beside an all-gather that hides behind the product of the own rows, that product must be worth its launches: it is cut if it
+    has so many features (``out`` of all weights together) for every other rank. The time of the gather grows with the other
+    ranks' rows, that of the product with features. With 4 ranks the products to a feed-forward of 14336 are cut, and one
+    to 6144 features of queries, keys and values together; one to 4096 is not."""
+    chunk_nbytes: int = 16 * MIB
+    """A reduction is cut into chunks of at least so many bytes of the summand; below, the start of each costs more than it hides."""
+    max_chunks: int = 4
+    """Into how many at most."""
+    gather_by: Literal["collective", "sends"] = "collective"
+    """``"collective"``: one all-gather beside the product of the own rows. ``"sends"``: a transfer between two ranks per piece, each
+    multiplied when it has come; for inputs whose pieces lie in one block each (of a batch of one, or cut along dim 0). See
+    [Note: which pieces] in :mod:`hp_tp.overlap`."""
+
+    def __post_init__(self) -> None:
+        least = {"min_nbytes": 0, "features_per_peer": 0, "chunk_nbytes": 0, "max_chunks": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"OverlapPolicy: {name} is {bound} or more, got {getattr(self, name)}")
+        if self.gather_by not in ("collective", "sends"):
+            raise ValueError(f"gather_by is 'collective' or 'sends', got {self.gather_by!r}")
+
+    def cuts_gather(self, nbytes: int, features: int, num_ranks: int) -> bool:
+        """Whether a product with ``features`` is cut whose gathered input is so large.
+
+        Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, only bytes count.
+        """
+        is_worth = self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
+        return nbytes >= self.min_nbytes and is_worth
+
+    def num_chunks(self, nbytes: int) -> int:
+        """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""
+        if nbytes < self.min_nbytes:
+            return 1
+        return max(1, min(self.max_chunks, nbytes // max(1, self.chunk_nbytes)))
+
+
+def policy_of(overlap: Any, style: str) -> OverlapPolicy | None:
+    """The option ``overlap`` of a style: True, False, or a policy. ValueError for anything else."""
+    if isinstance(overlap, OverlapPolicy):
+        return overlap
+    if not isinstance(overlap, bool):
+        raise ValueError(f"{style}: overlap must be True, False or an OverlapPolicy, got {overlap!r}")
+    return OverlapPolicy() if overlap else None

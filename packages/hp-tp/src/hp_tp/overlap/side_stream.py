@@ -1,0 +1,75 @@
+"""Where communication runs beside products.
+
+[Note: communication goes first] Kernels of a product fill the device, and those of a collective, which need few multiprocessors,
+then wait until the product ends: nothing overlaps. A product that follows in the same stream starts a little earlier than
+a collective of another stream that has to see an event first. So the product is made to see an event too: one that the side
+stream records just before the collective. The collective comes right behind it, and finds the device still free.
+
+[Note: memory of the side stream] Buffers are made and dropped by the computation's stream. The side stream waits for it before a
+launch, and it waits for the side stream before it drops what the launch reads or fills: until then the task holds them. So
+the allocator need not be told of the side stream. What allocates by itself (collectives of uneven pieces) is not launched there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hp_platform import get_platform
+from hp_platform.collectives import Work
+from hp_platform.on_platform import once
+
+Tensor = Any
+
+
+class Task:
+    """A collective under way. It holds the tensors that the collective reads and fills."""
+
+    __slots__ = ("_device", "_event", "_held", "_work")
+
+    def __init__(self, device: Any, event: Any, work: Any, held: Any) -> None:
+        self._device, self._event, self._work, self._held = device, event, work, held
+
+    def wait(self) -> None:
+        """Later work of the current stream comes after it; where there are no streams the host waits."""
+        if self._event is not None:
+            self._device.current_stream().wait_event(self._event)
+        if self._work is not None:
+            self._work.wait()
+        self._event = self._work = self._held = None
+
+
+def run_beside(device_name: str, start: Callable[[bool], Any], held: Any) -> Task:
+    """Launch a collective behind what the current stream holds, so that what the current stream is given next runs beside it.
+
+    ``start(async_op)`` launches it, and allocates nothing; where the device has streams it is called on the side stream, with
+    False. What it gives is waited for if it is a handle. See [Note: communication goes first].
+    """
+    platform = get_platform()
+    device = platform.device(device_name)
+    if not platform.supports("streams", device_name):
+        return Task(device, None, start(True), held)
+    current, side = device.current_stream(), _side_stream(device)
+    side.wait_stream(current)
+    with device.use_stream(side):
+        ready = side.record_event()
+        work = start(False)
+        if isinstance(work, Work):
+            work.wait()
+        done = side.record_event()
+    current.wait_event(ready)
+    return Task(device, done, None, held)
+
+
+def _side_stream(device: Any) -> Any:
+    streams = _side_streams()
+    name = device.current()
+    if name not in streams:
+        streams[name] = device.new_stream(high_priority=True)
+    return streams[name]
+
+
+@once
+def _side_streams(platform: Any) -> dict[str, Any]:
+    """One per device. They hold no state of a program: whoever launches there has waited for it when it returns."""
+    return {}

@@ -1,0 +1,73 @@
+"""``PrepareAttention``: an attention module whose code runs on this rank's heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_dtensor import DTensor, ParallelStyle
+from hp_dtensor.module_tensors import is_dtensor
+from hp_dtensor.placements import Shard
+from hp_dtensor.spec import make_spec
+from hp_platform import get_platform
+from hp_tp.styles.cutting import check_line
+from hp_tp.styles.heads import check_heads, heads_on_rank
+
+Tensor = Any
+Module = Any
+GROUPS = "num_key_value_groups"
+"""Attribute of attention modules of the transformers library: how many heads of queries share one of keys."""
+
+
+class PrepareAttention(ParallelStyle):
+    """Let an attention module whose projections give this rank's heads know and tell what it must.
+
+    Args:
+        heads: number of heads of the queries.
+        kv_heads: number of heads of keys and values.
+
+    Where ``kv_heads`` do not divide over the ranks (``replicate_kv`` of :class:`hp_tp.ColwiseParallel`), fewer heads of queries share one
+    of keys on a rank: the module's attribute ``num_key_value_groups`` is set to that number. Results of four dims after the
+    first, ``(batch, heads, queries, keys)``, are the attention of this rank's heads: they become DTensors Shard(1), so that
+    nobody takes them for all. No parameters, no communication. ValueError for heads that do not divide.
+    """
+
+    def __init__(self, *, heads: int, kv_heads: int) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Set what the module counts by, and let its results say how they lie."""
+        check_line(device_mesh, "PrepareAttention")
+        kind, num_ranks, (rank,) = type(module).__name__, device_mesh.shape[0], device_mesh.get_coordinate()
+        check_heads("PrepareAttention", kind, self.heads, self.heads, num_ranks)
+        if self.kv_heads % num_ranks and hasattr(module, GROUPS):
+            given = heads_on_rank("PrepareAttention", kind, self.kv_heads, self.heads, num_ranks, rank)
+            setattr(module, GROUPS, self.heads // num_ranks // len(given))
+        get_platform().override_forward(module, OwnHeads(device_mesh, self.heads))
+        return module
+
+
+@dataclass(frozen=True)
+class OwnHeads:
+    """The forward of attention on this rank's heads."""
+
+    mesh: Any
+    heads: int
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = own(*args, **kwargs)
+        if not isinstance(result, tuple):
+            return result
+        return (result[0], *map(self._placed, result[1:]))
+
+    def _placed(self, x: Any) -> Any:
+        num_ranks = self.mesh.shape[0]
+        if is_dtensor(x) or not get_platform().is_tensor(x) or len(x.shape) != 4:
+            return x
+        if x.shape[1] * num_ranks != self.heads:
+            return x
+        shape = (x.shape[0], self.heads, *x.shape[2:])
+        return DTensor._wrap(x, make_spec(self.mesh, [Shard(1)], shape))

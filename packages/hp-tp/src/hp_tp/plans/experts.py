@@ -1,0 +1,94 @@
+"""``StackedExperts``: experts whose weights stand in one module, each cut as a feed-forward layer is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_dtensor import ParallelStyle, Placement, Shard, conversions
+from hp_platform import ProcessGroup, get_platform
+from hp_tp.plans.replicated import own_pieces
+from hp_tp.styles.cutting import check_line
+from hp_tp.styles.placing import check_unplaced, place, run_with
+
+Tensor = Any
+Module = Any
+
+PAIR = "gate_up_proj"
+CUT_DIMS = {"gate_proj": 1, "up_proj": 1, "down_proj": 2, "w1": 1, "w3": 1, "w2": 2, PAIR: 2}
+"""Where the inner size of the experts is in ``(experts, out, in)``, and in the pair ``(experts, 2, inner, hidden)``."""
+
+
+class StackedExperts(ParallelStyle):
+    """Cut every expert of a module that holds them all, over its inner size.
+
+    The module has parameters ``(experts, out, in)``: ``gate_proj``, ``up_proj`` and ``down_proj``, or ``w1``, ``w3`` and ``w2``, or
+    ``down_proj`` and ``gate_up_proj (experts, 2 inner, hidden)``, the gate's rows first. Its forward gets whole tokens and routes as
+    plain tensors, equal on all ranks, computes with this rank's pieces, and the results are summed.
+
+    [Note: the pair] Every rank needs its rows of either half of ``gate_up_proj``, which is no chunk of it. So the parameter
+    becomes a DTensor ``(experts, 2, inner, hidden)``, Shard(2), under its old name; forward sees ``(experts, 2 inner / ranks,
+    hidden)``. For a state dict in the old shape: ``full_tensor().flatten(1, 2)``.
+
+    Communication per call: one all-reduce of the result; in backward one all-reduce of the gradient of every argument that has one.
+    ValueError for a module with other parameters.
+    """
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Cut the weights and let forward run on the pieces."""
+        check_line(device_mesh, "StackedExperts")
+        check_unplaced(module, "StackedExperts")
+        platform = get_platform()
+        own = dict(platform.named_parameters(module, recurse=False, remove_duplicate=False))
+        kind = type(module).__name__
+        if not own:
+            raise ValueError(f"StackedExperts cuts parameters, but this {kind} has none of its own")
+        for name, parameter in own.items():
+            if name not in CUT_DIMS or len(parameter.shape) != 3 or (name == PAIR and parameter.shape[1] % 2):
+                raise ValueError(
+                    f"StackedExperts takes parameters (experts, out, in) named {', '.join(CUT_DIMS)}, but this {kind} has "
+                    f"{name!r} of shape {tuple(parameter.shape)}: cut it by a style of its own"
+                )
+        if PAIR in own:
+            self._split_pair(module, own[PAIR])
+        cuts: dict[str, Placement] = {name: Shard(CUT_DIMS[name]) for name in own}
+        place(module, device_mesh, cuts, self.src_data_rank)
+        group = device_mesh.get_group(0) if device_mesh.shape[0] > 1 else None
+        platform.override_forward(module, SummedExperts(group))
+        return module
+
+    def _split_pair(self, module: Module, pair: Any) -> None:
+        platform: Any = get_platform()
+        experts, rows, hidden = pair.shape
+        halves = platform.reshape(platform.detach(pair), (experts, 2, rows // 2, hidden))
+        is_trained = platform.requires_grad(pair)
+        platform.set_parameter(module, PAIR, platform.parameter(halves, requires_grad=is_trained))
+
+
+@dataclass(frozen=True)
+class SummedExperts:
+    """The forward of experts of which this rank has a part."""
+
+    group: ProcessGroup | None
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        pieces = own_pieces(module)
+        if PAIR in pieces:
+            experts, _, inner, hidden = pieces[PAIR].shape
+            pieces[PAIR] = get_platform().reshape(pieces[PAIR], (experts, 2 * inner, hidden))
+        args = tuple(map(self._entered, args))
+        kwargs = {name: self._entered(x) for name, x in kwargs.items()}
+        y = run_with(module, pieces, own, args, kwargs)
+        return y if self.group is None else conversions.all_reduce(y, self.group)
+
+    def _entered(self, x: Any) -> Any:
+        """Hidden states, and the weights of routes: every rank has a summand of their gradients."""
+        platform, group = get_platform(), self.group
+        if group is None or not platform.is_tensor(x):
+            return x
+        return (
+            conversions.mark(x, (group,)) if platform.requires_grad(x) and platform.is_grad_enabled() else x
+        )

@@ -1,0 +1,134 @@
+"""Which style a part of a model gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hp_dtensor import Placement, PrepareModuleInput, Replicate, Shard
+from hp_platform import get_platform
+from hp_tp.plans.anatomy import Part, Role
+from hp_tp.plans.attention import PrepareAttention
+from hp_tp.plans.doors import PrepareMixture
+from hp_tp.plans.experts import StackedExperts
+from hp_tp.plans.replicated import Replicated
+from hp_tp.styles.colwise import ColwiseParallel
+from hp_tp.styles.rowwise import RowwiseParallel
+from hp_tp.styles.sequence import SequenceParallel
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A style by its class and options: equal ones may serve under one pattern."""
+
+    style: type
+    options: tuple[tuple[str, Any], ...] = ()
+    note: str = ""
+
+    def make(self) -> Any:
+        """The style."""
+        return self.style(**dict(self.options))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user of a plan decides."""
+
+    stream: Placement
+    """How the hidden states between blocks lie: Replicate(), or cut along the sequence."""
+    loss_parallel: bool
+    replicate_kv: bool
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the residual stream is cut along the sequence."""
+        return isinstance(self.stream, Shard)
+
+
+def recipe_for(part: Part, choices: Choices) -> Recipe | None:
+    """The style of a part; None for a part that needs none."""
+    stream = choices.stream if part.in_stream else Replicate()
+    role, note = part.role, part.role.value
+    if role is Role.ATTENTION and part.is_local and part.heads and part.kv_heads:
+        return _made(PrepareAttention, note, heads=part.heads, kv_heads=part.kv_heads)
+    if role in (Role.ATTENTION, Role.FEED_FORWARD):
+        return _made(Replicated, f"{note}: {part.reason}") if _has_parameters(part) else None
+    if role is Role.EMBEDDING:
+        return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(stream))
+    if role is Role.HEAD:
+        wanted = {"output_layouts": Shard(-1), "use_local_output": False}
+        whole = {"output_layouts": Replicate(), "use_local_output": True}
+        return _made(
+            ColwiseParallel, note, input_layouts=stream, **(wanted if choices.loss_parallel else whole)
+        )
+    if role in (Role.QUERY, Role.KEY_VALUE, Role.WIDEN, Role.QKV, Role.WIDEN_PAIR):
+        counted: dict[str, Any] = {} if part.heads is None else {"heads": part.heads}
+        if role is Role.KEY_VALUE and choices.replicate_kv:
+            # Rules of DTensors bring heads that do not divide to every rank, so nothing needs to be counted there.
+            shared = {**counted, "query_heads": part.query_heads, "replicate_kv": True}
+            counted = shared if part.is_local else {}
+        return _made(
+            ColwiseParallel,
+            f"{note}; on DTensors: {part.reason}" if part.reason else note,
+            input_layouts=stream,
+            output_layouts=Shard(-1),
+            use_local_output=part.is_local,
+            **counted,
+        )
+    if role in (Role.ATTENTION_OUT, Role.NARROW):
+        counted = {} if part.heads is None else {"heads": part.heads}
+        return _made(RowwiseParallel, note, input_layouts=Shard(-1), **_leaving(stream), **counted)
+    if role is Role.HEAD_NORM:
+        return _made(SequenceParallel, note, sequence_dim=2, use_local_output=True, local=True)
+    if role is Role.NORM:
+        if isinstance(stream, Shard):
+            return _made(SequenceParallel, note, sequence_dim=stream.dim, **_norm_options(part))
+        return _made(Replicated, note)
+    if role is Role.MIXTURE:
+        return _made(PrepareMixture, note, **_leaving(stream))
+    if role is Role.ROUTER:
+        return _made(Replicated, note)
+    if role is Role.EXPERTS:
+        return _made(StackedExperts, note)
+    return _made(Replicated, f"replicated: {part.reason}")
+
+
+def brought_in(names: tuple[str, ...], stream: Placement) -> Recipe:
+    """What brings whole hidden states that are given by name to where the stream lies."""
+    return Recipe(
+        PrepareModuleInput,
+        (
+            ("input_kwarg_layouts", _Layouts((name, Replicate()) for name in names)),
+            ("desired_input_kwarg_layouts", _Layouts((name, stream) for name in names)),
+        ),
+        "hidden states given by name",
+    )
+
+
+class _Layouts(dict[str, Placement]):
+    """A dict in a recipe."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+def _made(style: type, note: str, **options: Any) -> Recipe:
+    return Recipe(style, tuple(options.items()), note)
+
+
+def _leaving(stream: Placement) -> dict[str, Any]:
+    """A cut stream consists of DTensors, so that models read whole lengths from it; a whole one of plain tensors."""
+    return {"output_layouts": stream, "use_local_output": not isinstance(stream, Shard)}
+
+
+def _norm_options(part: Part) -> dict[str, Any]:
+    """Norms of their own classes run on pieces, too, if they are of the kinds that look at one place of the sequence alone."""
+    if get_platform().layer_kind(part.module) is not None:
+        return {}
+    kind = type(part.module).__name__.lower()
+    return {"local": True} if "rmsnorm" in kind or "layernorm" in kind else {}
+
+
+def _has_parameters(part: Part) -> bool:
+    own = get_platform().named_parameters(part.module, recurse=False, remove_duplicate=False)
+    return any(True for _ in own)

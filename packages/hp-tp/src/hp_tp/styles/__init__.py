@@ -1,0 +1,13 @@
+"""Styles that cut a module's parameters over one mesh dim, and run it on the pieces.
+
+Read in this order: :mod:`cuts` (what is cut of a module), :mod:`heads` (what must divide), :mod:`placing` (parameters become
+DTensors), :mod:`entrance` and :mod:`exits` (what happens to tensors at a module's door, once per tensor: :mod:`shared`), :mod:`colwise`,
+:mod:`rowwise` and :mod:`sequence` (the styles).
+"""
+
+from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
+from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
+from hp_tp.styles.rowwise import RowwiseParallel as RowwiseParallel
+from hp_tp.styles.sequence import SequenceParallel as SequenceParallel
+
+__all__ = ["ColwiseParallel", "ModuleCuts", "RowwiseParallel", "SequenceParallel"]

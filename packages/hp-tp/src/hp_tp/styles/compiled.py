@@ -1,0 +1,72 @@
+"""``compile_block``: the forward of a module whose layers were cut, as one compiled graph with its collectives in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hp_platform import get_platform, require
+from hp_tp.styles.placing import local_of
+
+Module = Any
+
+
+def compile_block(module: Module, **options: Any) -> Module:
+    """Compile the forward of a module that contains layers in parallel styles, in place; returns it.
+
+    While it runs, all parameters inside are this rank's plain pieces, so what is compiled knows no DTensors, and the graph goes
+    on through the collectives at the doors, forward and backward. Parameters stay DTensors for everybody else::
+
+        parallelize_module(model, mesh["tp"], plan)
+        for block in model.layers:
+            compile_block(block)
+
+    Args:
+        module: usually one of the repeated blocks of a model. Its tensor arguments and results must be plain, and what goes from
+            style to style inside, too: SequenceParallel(use_local_output=True, local=True), and
+            ColwiseParallel(input_layouts=Shard(1)) behind it. Pieces must be equal.
+        options: those of torch.compile, such as ``mode`` and ``dynamic``.
+
+    Communication: none here; in calls that of the styles. NotImplementedError where the framework or device compiles
+    nothing; at the first call the compiler's error, where forward is not one graph.
+    """
+    platform = get_platform()
+    places = [
+        (owner, name)
+        for _, owner in platform.named_modules(module)
+        for name, _ in platform.named_parameters(owner, recurse=False, remove_duplicate=False)
+    ]
+    require(platform, "traced_collectives", what="compile_block")
+    setters = [(owner, name, platform.parameter_setter(owner, name)) for owner, name in places]
+    platform.override_forward(module, _Compiled(setters, options))
+    return module
+
+
+class _Compiled:
+    """A compiled forward, for which DTensors step aside."""
+
+    def __init__(
+        self, places: list[tuple[Module, str, Callable[[Any], None]]], options: dict[str, Any]
+    ) -> None:
+        self.places, self.options = places, options
+        self.run = get_platform().compile(_run, **options)
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        platform = get_platform()
+        before = [platform.get_parameter(owner, name) for owner, name, _ in self.places]
+        try:
+            for (_, _, put), value in zip(self.places, before, strict=True):
+                put(local_of(value))
+            return self.run(own, args, kwargs)
+        finally:
+            for (_, _, put), value in zip(self.places, before, strict=True):
+                put(value)
+
+
+def _run(own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What is compiled. Doors keep things with the tensors that they get: these shall be the trace's own, not the caller's."""
+    platform = get_platform()
+    args = tuple(platform.reshape(x, tuple(x.shape)) if platform.is_tensor(x) else x for x in args)
+    return own(*args, **kwargs)

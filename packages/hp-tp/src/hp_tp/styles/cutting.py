@@ -1,0 +1,109 @@
+"""What the styles that cut parameters share: their options, and how they are applied to a module."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hp_dtensor import ParallelStyle, Placement, Shard
+from hp_dtensor.creation import check_mesh
+from hp_platform import get_platform
+from hp_tp.overlap.policy import policy_of
+from hp_tp.styles.cuts import ModuleCuts, cuts_of
+from hp_tp.styles.door import Door, make_door
+from hp_tp.styles.placing import check_unplaced
+
+Module = Any
+
+
+class CuttingStyle(ParallelStyle):
+    """Base of ColwiseParallel and RowwiseParallel."""
+
+    style: str
+    """As the protocol of cuts calls it."""
+    known: Mapping[str, Callable[[Module], ModuleCuts]]
+    """How layers of the framework are cut, by their kind."""
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        heads: Any = None,
+        cuts: ModuleCuts | None = None,
+        uneven: bool = False,
+        overlap: Any = False,
+    ) -> None:
+        name = type(self).__name__
+        self.input_layouts = check_layout(input_layouts, f"{name}: input_layouts")
+        self.output_layouts = check_layout(output_layouts, f"{name}: output_layouts")
+        self.use_local_output = check_flag(use_local_output, f"{name}: use_local_output")
+        self.heads, self.cuts = heads, cuts
+        self.uneven = check_flag(uneven, f"{name}: uneven")
+        self.overlap = policy_of(overlap, name)
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
+        name, kind = type(self).__name__, type(module).__name__
+        platform = get_platform()
+        check_line(device_mesh, name)
+        check_unplaced(module, name)
+        cuts = cuts_of(module, self.style, self.cuts, self.known)
+        forward = self.laid_out(module, device_mesh, cuts, f"{name} of {kind}")
+        platform.override_forward(module, forward)
+        return module
+
+    @abstractmethod
+    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+        """Check the module, let its parameters be DTensors, and give what runs in the place of its forward."""
+
+    def runs_linear(self, module: Module, what: str) -> bool:
+        """Whether the framework's own linear is all that the module's forward does. ValueError if only that could overlap."""
+        platform = get_platform()
+        is_linear = platform.layer_kind(module) == "linear" and platform.has_stock_forward(module)
+        if self.overlap is not None and not is_linear:
+            raise ValueError(
+                f"{what}: overlap=True is for linear layers with the framework's own forward: leave it out for this module"
+            )
+        return is_linear
+
+    def check_overlap(self, layout: Placement, option: str, what: str) -> None:
+        """ValueError if with this layout there is no communication that a product could overlap."""
+        if self.overlap is not None and (not isinstance(layout, Shard) or layout.dim == -1):
+            raise ValueError(
+                f"{what}: overlap=True is for tensors that are cut along rows, got {option}={layout}: say which dim is cut, such "
+                f"as Shard(1), or leave overlap out"
+            )
+
+    def door(self, mesh: Any, layout: Placement, what: str) -> Door:
+        """Where the module's inputs arrive."""
+        return make_door(
+            mesh, layout if self.input_layouts is None else self.input_layouts, self.uneven, what
+        )
+
+
+def check_layout(layout: Any, what: str) -> Placement | None:
+    """A placement, or None; torch's tuples of one are taken, too."""
+    if isinstance(layout, (tuple, list)) and len(layout) == 1:
+        (layout,) = layout
+    if layout is None or isinstance(layout, Placement):
+        return layout
+    raise ValueError(f"{what} must be a placement such as Shard(1) or Replicate(), got {layout!r}")
+
+
+def check_flag(flag: Any, what: str) -> bool:
+    """True or False."""
+    if not isinstance(flag, bool):
+        raise ValueError(f"{what} must be True or False, got {flag!r}")
+    return flag
+
+
+def check_line(mesh: Any, style: str) -> None:
+    """ValueError unless it is a mesh of one dim."""
+    check_mesh(mesh)
+    if len(mesh.shape) != 1:
+        raise ValueError(
+            f"{style} takes a mesh of one dim, got {mesh} of shape {tuple(mesh.shape)}; slice it by name, such as mesh['tp']"
+        )

@@ -1,0 +1,83 @@
+"""What is done with a tensor at the doors of several modules is done once, and kept with the tensor.
+
+[Note: kept with the tensor] Three projections of one activation are three modules that get the same tensor. Its gradient is
+to be reduced once, and if it is a piece it is to be gathered once. So what the first module's door makes of the tensor
+is kept as an attribute of the tensor, for the doors that follow, while nobody has written to it. It ends with the backward of
+what was made (a second forward makes a new one), or with the tensor. Of a leaf that requires grad it is kept weakly: the graph
+behind it holds the leaf, and nobody could free such a cycle. DTensors that are whole keep the like themselves
+(:mod:`hp_dtensor.marks`). In code that is being compiled, tensors are those of one trace, and end with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hp_platform import get_platform
+
+Tensor = Any
+T = TypeVar("T")
+_ATTRIBUTE = "_hp_tp_shared"
+
+
+class _Shared:
+    """What is kept with one tensor: key -> (reference to what was made, version of the tensor then)."""
+
+    __slots__ = ("__weakref__", "made")
+
+    def __init__(self) -> None:
+        self.made: dict[Any, tuple[Callable[[], Any], int]] = {}
+
+
+def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
+    """``make(used)``, or what it gave for this key before. ``used()`` is to be called when its backward begins."""
+    platform = get_platform()
+    if platform.is_compiling():
+        return _in_trace(x, key, make)
+    kept: _Shared | None = getattr(x, _ATTRIBUTE, None)
+    if kept is None:
+        kept = _Shared()
+        setattr(x, _ATTRIBUTE, kept)
+    version = platform.version(x)
+    found = kept.made.get(key)
+    if found is not None and found[1] == version:
+        known: T | None = found[0]()
+        if known is not None:
+            return known
+    keeper = weakref.ref(kept)
+
+    def used() -> None:
+        alive = keeper()
+        if alive is not None:
+            alive.made.pop(key, None)
+
+    made = make(used)
+    is_cycle = platform.is_tensor(made) and platform.requires_grad(x) and platform.is_leaf(x)
+    kept.made[key] = (weakref.ref(made) if is_cycle else _Strongly(made), version)
+    return made
+
+
+def _in_trace(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
+    attribute = f"_hp_tp_{key[0]}_{key[-1] if len(key) > 2 else ''}"
+    found: T | None = getattr(x, attribute, None)
+    if found is None:
+        found = make(_nothing)
+        setattr(x, attribute, found)
+    return found
+
+
+def _nothing() -> None:
+    """Traces keep nothing that would have to be dropped."""
+
+
+class _Strongly:
+    """A reference that keeps."""
+
+    __slots__ = ("to",)
+
+    def __init__(self, to: Any) -> None:
+        self.to = to
+
+    def __call__(self) -> Any:
+        return self.to

@@ -1,0 +1,130 @@
+"""A plan for a plain tree of modules, made from their names: it trains as one process does, and can be read and changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hp_dtensor import Replicate, Shard
+from hp_platform.testing import World, distributed
+from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module, plan_for
+
+sys.path.insert(0, str(Path(__file__).parent))
+from tp_models import Config, check_steps, make_mesh, mean_square, model_of, token_ids
+
+SWITCHES: list[dict[str, Any]] = [
+    {"sequence_parallel": sequence, "loss_parallel": loss}
+    for sequence in (True, False)
+    for loss in (True, False)
+]
+
+
+def check_model(world: World, config: Config, plan: Any) -> None:
+    """Three steps of a plain model, built of the framework's layers, under its plan."""
+
+    def loss_of(model: Any, step: int) -> Any:
+        return mean_square(world.platform, model(token_ids(world, config, step)[0]))
+
+    check_steps(world, lambda: model_of(world, config), plan, loss_of)
+
+
+@pytest.mark.parametrize("local", [None, True])
+@distributed(world_size=(1, 2, 3))
+def test_three_steps_of_a_plain_tree_are_those_of_one_process(world: World, local: bool | None) -> None:
+    """7 places divide over one rank only. None: attention on DTensors, since nobody knows how its code counts heads."""
+    for number, options in enumerate(SWITCHES):
+        config = Config(tied=number % 2 == 0, length=7, layers=1)
+        check_model(world, config, plan_for(model_of(world, config), local_attention=local, **options))
+
+
+@distributed(world_size=4, min_world_size=2)
+def test_keys_and_values_that_do_not_divide_are_replicated(world: World) -> None:
+    for number, kv_heads in enumerate((6, 2, 1)):
+        config = Config(kv_heads=kv_heads, layers=1, length=5)
+        for local in (None, True):
+            options = {"replicate_kv": True, "local_attention": local, **SWITCHES[number]}
+            check_model(world, config, plan_for(model_of(world, config), **options))
+
+
+@distributed(world_size=2)
+def test_a_plan_is_a_dict_that_can_be_changed(world: World) -> None:
+    config = Config(layers=2, length=4)
+    plan = plan_for(model_of(world, config), sequence_parallel=False)
+    assert isinstance(plan, dict)
+    for name in ("gate", "up", "down"):
+        del plan[f"layers.*.mlp.{name}"]
+    plan["layers.0.mlp.gate"] = plan["layers.0.mlp.up"] = ColwiseParallel()
+    plan["layers.0.mlp.down"] = RowwiseParallel()
+    check_model(world, config, plan)
+    model = parallelize_module(model_of(world, config), make_mesh(world), plan)
+    platform = world.platform
+    cut, whole = (platform.get_submodule(model, f"layers.{i}.mlp.gate").weight for i in (0, 1))
+    assert cut.placements == (Shard(0),)
+    assert not hasattr(whole, "placements")
+
+
+@distributed(world_size=1)
+def test_a_plan_names_patterns_styles_and_what_each_module_is(world: World) -> None:
+    plan = plan_for(model_of(world, Config(layers=2)))
+    styles = {pattern: type(style) for pattern, style in plan.items()}
+    assert styles["layers.*.attention.q"] is ColwiseParallel
+    assert styles["layers.*.attention.o"] is RowwiseParallel
+    assert styles["layers.*.norm1"] is SequenceParallel
+    assert styles["embed"] is RowwiseParallel
+    assert plan["embed"].output_layouts == Shard(1)
+    assert plan["head"].output_layouts == Shard(-1)
+    assert plan.replicated == {}
+    table = str(plan).splitlines()
+    assert len(table) == len(plan) + 2
+    (row,) = [line for line in table if line.startswith("layers.*.attention.q ")]
+    assert row.split()[1:5] == ["ColwiseParallel", "Shard(1)", "->", "Shard(-1)"]
+    assert "its code may count on the whole number of heads" in row
+
+
+@distributed(world_size=1)
+def test_without_sequence_and_loss_parallel_everything_between_layers_is_whole(world: World) -> None:
+    plan = plan_for(model_of(world, Config()), sequence_parallel=False, loss_parallel=False)
+    assert plan["embed"].output_layouts == plan["head"].output_layouts == Replicate()
+    assert not [pattern for pattern, style in plan.items() if isinstance(style, SequenceParallel)]
+
+
+@distributed(world_size=1)
+def test_wrong_calls_say_what_was_given_and_what_to_do(world: World) -> None:
+    model = model_of(world, Config(layers=1))
+    with pytest.raises(TypeError, match="plan_for takes a module, got dict"):
+        plan_for({"layers": []})
+    with pytest.raises(ValueError, match="sequence_parallel must be True or False, got 1"):
+        plan_for(model, sequence_parallel=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="loss_parallel must be True or False, got None"):
+        plan_for(model, loss_parallel=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="replicate_kv must be True or False, got 'yes'"):
+        plan_for(model, replicate_kv="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="local_attention must be True, False or None, got 'auto'"):
+        plan_for(model, local_attention="auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sequence_dim must be a dim such as 1, got -2"):
+        plan_for(model, sequence_dim=-2)
+    with pytest.raises(
+        ValueError, match="no attention and no feed-forward layer in this RMSNorm: it goes by names such"
+    ):
+        plan_for(world.platform.get_submodule(model, "norm"))
+
+
+@distributed(world_size=4, min_world_size=4, backends=("torch", "cuda"))
+def test_heads_that_do_not_divide_are_named_when_the_plan_is_applied(world: World) -> None:
+    mesh = make_mesh(world)
+    model = model_of(world, Config(heads=6, kv_heads=6))
+    with pytest.raises(ValueError, match="6 heads of this Linear do not divide over 4 ranks"):
+        parallelize_module(model, mesh, plan_for(model))
+    model = model_of(world, Config(heads=12, kv_heads=6))
+    with pytest.raises(
+        ValueError, match="6 heads of this Linear do not divide over 4 ranks.*replicate_kv=True"
+    ):
+        parallelize_module(model, mesh, plan_for(model))
+    model = model_of(world, Config(layers=2))
+    plan = plan_for(model)
+    plan["layers.*.mlp.gates"] = ColwiseParallel()
+    with pytest.raises(ValueError, match="did you mean 'layers"):
+        parallelize_module(model, mesh, plan)
