@@ -66,8 +66,9 @@ def fully_shard(
         replicate_params: parameters that are not cut; their gradients are all-reduced together, one collective per dtype more.
         comm_fusion: one collective per gather and per reduction of the unit. None: one for each dtype in use. True: exactly one;
             ValueError names the parameter that prevents it, and large layers of a root stay with it. False: one per parameter.
-        comm_fusion_zero_copy: collectives read the pieces where they are. None: where the platform can. True: ValueError if it
-            cannot. False: the pieces have memory of their own, and are put together for every gather.
+        comm_fusion_zero_copy: collectives read the pieces where they are, and GPUs of one machine copy from each other's memory
+            instead. None: where the platform can. True: ValueError if it cannot read them there. False: the pieces have memory
+            of their own, and are put together for every gather.
 
     Scalars (0-d) are replicated. Frozen parameters are gathered, and never reduced. A parameter that hangs in several
     modules is gathered once, and is owned by the outermost unit that holds all of them. One that no rank has used gets no
@@ -80,10 +81,14 @@ def fully_shard(
 
     Communication: none here. A step: one all-gather per unit, one more before its backward if it was freed, and one
     reduce-scatter (2-D mesh: and one all-reduce of the piece), each per dtype in use; layers of the root that count as units as
-    these, but gathered once. From the second step on, the next unit's
-    all-gather runs beside the present unit's computation; reductions run beside backward from the first step.
+    these, but the last of them gathered once. Gradients that are computed in a narrower dtype than they are reduced in travel as
+    they are, in an all-to-all instead, and are widened where they are added up: the same sums from fewer bytes. Where up to 8
+    ranks are GPUs of one machine that reach each other's memory, both are copies by the copy engines; they count as the
+    collectives that they stand for. From the second step on, the next unit's all-gather runs beside the present unit's
+    computation; reductions run beside backward from the first step.
 
-    Memory: the pieces, at most two whole units besides the root's own, and the buffers of two reductions.
+    Memory: the pieces, at most two whole units besides the root's own, and the buffers of two reductions; for copies between
+    GPUs up to 62 MiB for gathers and 62 MiB for reductions, for each dtype in use (``memory_plan(model).peers``).
 
     Errors: ValueError for a module that is none, is sharded already, or has no forward; for a mesh that does not fit; for a
     parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError

@@ -229,7 +229,7 @@ class ManagedParameter:
 
             def came(_: Tensor) -> None:
                 found, param = method(), own()
-                if param is not None:
+                if param is not None and param._offered is not None:
                     param._take_wide()
                 if found is not None:
                     found()

@@ -32,7 +32,9 @@ def test_groups_meet_on_their_own(world: World) -> None:
 def test_a_rank_that_does_not_come_is_named(world: World) -> None:
     if world.rank == 0:
         usual, world.group.timeout = world.group.timeout, timedelta(seconds=0.2)
-        with pytest.raises(CollectiveTimeoutError, match=r"rank 1 did not come to meeting number 0 .* within 0.2 s"):
+        with pytest.raises(
+            CollectiveTimeoutError, match=r"rank 1 did not come to meeting number 0 .* within 0.2 s"
+        ):
             told("here", world.group)
         world.group.timeout = usual
     else:

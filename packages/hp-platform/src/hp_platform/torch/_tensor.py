@@ -127,6 +127,8 @@ class TorchTensorOps:
 
     def split(self, x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
         """Pieces, views of ``x``."""
+        if type(x) is torch.Tensor:  # what torch.split asks of its arguments takes as long as the rest
+            return list(torch.split_with_sizes(x, list(sizes), dim))
         return list(torch.split(x, list(sizes), dim))
 
     # --- storage
@@ -213,9 +215,13 @@ class TorchTensorOps:
         self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], non_blocking: bool = False
     ) -> None:
         """Write pairs."""
-        if _same_length(xs, values):
-            with torch.no_grad():
-                torch._foreach_copy_(xs, values, non_blocking)
+        if not _same_length(xs, values):
+            return
+        if not torch.is_grad_enabled():  # as in the steps of runtimes, whose host is in a hurry
+            torch._foreach_copy_(xs, values, non_blocking)
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(xs, values, non_blocking)
 
     def foreach_cast(self, xs: Sequence[torch.Tensor], dtype: Any) -> list[torch.Tensor]:
         """Cast each."""
