@@ -14,7 +14,7 @@ TESTED_BACKENDS = {
     "hp-platform": BACKENDS,
     "hp-dtensor": BACKENDS,
     "hp-fsdp": BACKENDS,
-    "hp-tp": ("torch",),
+    "hp-tp": BACKENDS,
     "hp-moe": ("torch",),
     "hp-pipeline": ("torch",),
     "hp-optim": ("torch",),

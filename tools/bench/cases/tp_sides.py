@@ -202,7 +202,7 @@ class _Library:
             desired = tuple(layout and whole for layout in layouts)
             return styles.PrepareModuleInput(input_layouts=layouts, desired_input_layouts=desired)
 
-        plan = {}
+        plan: dict[str, Any] = {}
         if prepares:
             plan |= {"attention": taking(between, None, None), "feed_forward": taking(between)}
         for name in ("attention.q", "attention.k", "attention.v", "feed_forward.gate", "feed_forward.up"):

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from hp_tp import SequenceParallel as SequenceParallel
     from hp_tp import compile_block as compile_block
     from hp_tp import plan_for as plan_for
+    from hp_tp import show_plan as show_plan
     from hp_tp import describe as describe
     from hyper_parallel._compat import fully_shard as fully_shard
 
@@ -184,6 +185,7 @@ _WHERE = {
     "shard_module": "hp_dtensor",
     "show": "hp_dtensor",
     "show_memory": "hp_fsdp",
+    "show_plan": "hp_tp",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
     "zeros": "hp_dtensor",
