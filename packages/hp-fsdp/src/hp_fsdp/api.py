@@ -196,7 +196,7 @@ def _check_fusion(
         for param in sharded[1:]:
             for what, dtype_of in (
                 ("is computed with", options.precision.compute_dtype),
-                ("is reduced in", options.precision.wire_dtype),
+                ("is reduced in", options.precision.reduction_dtype),
             ):
                 if dtype_of(param.dtype) != dtype_of(first.dtype):
                     raise ValueError(

@@ -36,8 +36,10 @@ class Arrangement:
         precision = options.precision
         for param in params:
             param.compute_dtype = precision.compute_dtype(param.dtype)
-            param.wire_dtype = precision.wire_dtype(param.dtype)
-            param.has_wide_gradient = precision.wide_weight_grads and param.wire_dtype != param.compute_dtype
+            param.reduce_dtype = precision.reduction_dtype(param.dtype)
+            param.has_wide_gradient = (
+                precision.wide_weight_grads and param.reduce_dtype != param.compute_dtype
+            )
         self.buffers = self._make_buffers([param for param in params if param.dim is not None])
         self.aliases: list[ManagedParameter] = []
         self.replicated_rows: list[FlatBuffer] = []
@@ -155,7 +157,7 @@ class Arrangement:
             training = {id(param) for param, flag in zip(self.params, trains, strict=True) if flag}
             for param in ordered:
                 if id(param) in training:
-                    groups.setdefault(param.wire_dtype, []).append(param)
+                    groups.setdefault(param.reduce_dtype, []).append(param)
             places = self.places
             found = [
                 Lines(self.platform, group, dtype, places.num_shards, places.device)

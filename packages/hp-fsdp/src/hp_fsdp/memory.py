@@ -230,6 +230,8 @@ def _staging(platform: Platform, unit: Unit, dtype: DType, buffers: list[FlatBuf
     )
     if ranks == 1 and platform.supports("write_into_view", unit.places.device):
         return found
+    if unit.copies_between_peers and all(slot.is_leading for buffer in buffers for slot in buffer.plan.slots):
+        return found  # pieces are cast into their halves
     found = found + sum(buffer.plan.numel * size for buffer in buffers if buffer.dtype != dtype)
     slots = [slot for buffer in buffers for slot in buffer.plan.slots]
     if receives_in_place(platform, unit.places, is_fused=unit.options.is_fused):

@@ -78,9 +78,9 @@ class ManagedParameter:
         self._offered: Tensor | None = None
         """Such a gradient, until autograd says that this backward is one for the parameter (and not for the inputs only)."""
         self.compute_dtype: DType = parameter.dtype
-        self.wire_dtype: DType = parameter.dtype
+        self.reduce_dtype: DType = parameter.dtype
         self.has_wide_gradient = False
-        """Whether ``linear`` gives its gradient in :attr:`wire_dtype`; see [Note: wide weight gradients]."""
+        """Whether ``linear`` gives its gradient in :attr:`reduce_dtype`; see [Note: wide weight gradients]."""
         self.full: Any = None
         """The whole tensor, a leaf; of a DTensor the local one."""
         self.is_alias = False
@@ -207,7 +207,7 @@ class ManagedParameter:
         self._shown = self.origin.shown(whole)
         self.full = self.origin.leaf(self._shown)
         if self.has_wide_gradient and self._shown is self.full and len(self.shape) == 2:
-            self._shown = wide_weight(self.platform, self.full, self.wire_dtype, self._add_wide)
+            self._shown = wide_weight(self.platform, self.full, self.reduce_dtype, self._add_wide)
         self.is_alias = is_alias
         self._is_watched = False
         self._stand_in = None
@@ -258,7 +258,7 @@ class ManagedParameter:
             platform.set_grad(self.full, None)
             found = platform.detach(found)
             if total is not None:
-                found = total + platform.cast(found, self.wire_dtype)
+                found = total + platform.cast(found, self.reduce_dtype)
             total = found
         self.unsynced = self._wide = self._offered = None
         return total
@@ -280,7 +280,7 @@ class ManagedParameter:
     def keep_gradient(self) -> None:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
         found = self.take_gradient()
-        self.unsynced = None if found is None else self.platform.cast(found, self.wire_dtype)
+        self.unsynced = None if found is None else self.platform.cast(found, self.reduce_dtype)
 
     def forget_backward(self) -> None:
         """Drop what the running backward has given; what waits from others stays."""

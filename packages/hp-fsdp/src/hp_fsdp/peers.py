@@ -45,7 +45,8 @@ class Peers:
         """
         key = (use, dtype)
         if key not in self._halves:
-            self._halves[key] = self._made(use, dtype) if self._reach_each_other else None
+            with self.platform.recordable():  # what is made here stays
+                self._halves[key] = self._made(use, dtype) if self._reach_each_other else None
         return self._halves[key]
 
     def exchange(self, sizes: Sequence[int], dtype: DType, kind: str) -> PeerExchange | None:
@@ -57,7 +58,8 @@ class Peers:
             return None
         key = (tuple(sizes), dtype, kind)
         if key not in self._exchanges:
-            self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind)
+            with self.platform.recordable():
+                self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind)
         return self._exchanges[key]
 
     def _made(self, use: Use, dtype: DType) -> Halves | None:

@@ -27,8 +27,8 @@ class MixedPrecisionPolicy:
     apply_grad_on_fp32_main_grad: bool = False
     """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None."""
     weight_grads_in_reduce_dtype: bool = False
-    """Weight gradients of linear layers come from their product in ``reduce_dtype``: rounded once less, and sent without a pass
-    over them. First derivatives only; needs the capability ``stand_ins`` (torch), ValueError elsewhere."""
+    """Weight gradients of linear layers come from their product in ``reduce_dtype``: rounded once less. They are sent in it
+    too, which is twice the bytes of gradients that come in a 16-bit ``param_dtype``. First derivatives only; needs the capability ``stand_ins`` (torch), ValueError elsewhere."""
 
     def resolve(self, platform: Platform) -> Precision:
         """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
@@ -76,7 +76,7 @@ class Precision:
             return original
         return self.param_dtype
 
-    def wire_dtype(self, original: DType) -> DType:
+    def reduction_dtype(self, original: DType) -> DType:
         """In which the gradient of such a parameter is reduced."""
         return self.reduce_dtype if self.reduce_dtype is not None else self.compute_dtype(original)
 

@@ -167,7 +167,8 @@ class WholeParameters:
             halves = peers.halves("gather", self.dtype)
             if halves is not None:
                 sizes = [slot.numel for slot in self.slots]
-                self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
+                with self.platform.recordable():  # it stays
+                    self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
         return self._by_peers is not None
 
     def _copy_from_peers(self) -> Follow:

@@ -94,7 +94,7 @@ def test_other_uses_of_a_weight_and_several_backwards_add_up(world: World) -> No
 
 
 @distributed(world_size=2, backends=("torch", "cuda"))
-def test_collectives_and_recomputation_stay_as_they_are(world: World) -> None:
+def test_there_are_as_many_collectives_and_reductions_send_wide_numbers(world: World) -> None:
     found = []
     for wide in (False, True):
         model = Net(world.device)
@@ -102,9 +102,12 @@ def test_collectives_and_recomputation_stay_as_they_are(world: World) -> None:
         with count_collectives() as counted:
             x = inputs(world, world.rank).requires_grad_()
             checkpoint(model, x, use_reentrant=False).float().square().mean().backward()
-        found.append((gradients(model), counted.counts, counted.nbytes()))
-    (narrow, counts, nbytes), (wide_ones, wide_counts, wide_nbytes) = found
-    assert (counts, nbytes) == (wide_counts, wide_nbytes)
+        found.append((gradients(model), counted))
+    (narrow, counted), (wide_ones, wide_counted) = found
+    counted.assert_counts(all_gather=1, all_to_all=1)
+    wide_counted.assert_counts(all_gather=1, reduce_scatter=1)
+    assert counted.nbytes("all_gather") == wide_counted.nbytes("all_gather")
+    assert 2 * counted.nbytes("all_to_all") == wide_counted.nbytes("reduce_scatter")
     for name, value in narrow.items():
         torch.testing.assert_close(wide_ones[name], value, rtol=0.02, atol=2e-3)
 

@@ -4,6 +4,7 @@ import time
 from datetime import timedelta
 
 import pytest
+
 from hp_platform.collectives import CollectiveTimeoutError
 from hp_platform.meeting import told
 from hp_platform.subgroups import group_of
@@ -33,7 +34,8 @@ def test_a_rank_that_does_not_come_is_named(world: World) -> None:
     if world.rank == 0:
         usual, world.group.timeout = world.group.timeout, timedelta(seconds=0.2)
         with pytest.raises(
-            CollectiveTimeoutError, match=r"rank 1 did not come to meeting number 0 .* within 0.2 s"
+            CollectiveTimeoutError,
+            match=r"rank 1 did not come to meeting number [0-9]+ of the .* within 0.2 s",
         ):
             told("here", world.group)
         world.group.timeout = usual

@@ -94,9 +94,9 @@ if TYPE_CHECKING:
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
     from hp_tp import compile_block as compile_block
+    from hp_tp import describe as describe
     from hp_tp import plan_for as plan_for
     from hp_tp import show_plan as show_plan
-    from hp_tp import describe as describe
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
