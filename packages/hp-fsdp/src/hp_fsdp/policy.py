@@ -28,7 +28,8 @@ class MixedPrecisionPolicy:
     """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None."""
     weight_grads_in_reduce_dtype: bool = False
     """Weight gradients of linear layers come from their product in ``reduce_dtype``: rounded once less. They are sent in it
-    too, which is twice the bytes of gradients that come in a 16-bit ``param_dtype``. First derivatives only; needs the capability ``stand_ins`` (torch), ValueError elsewhere."""
+    too, which is twice the bytes of gradients that come in a 16-bit ``param_dtype``. First derivatives only; needs the
+    capability ``stand_ins`` (torch), ValueError elsewhere."""
 
     def resolve(self, platform: Platform) -> Precision:
         """The policy in the framework's dtypes. ValueError names the field that is not a floating-point dtype."""
