@@ -15,7 +15,7 @@ from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor
 from hp_dtensor.chunk import chunk_offset, chunk_size
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
-from hp_tp.loss.linear import linear_cross_entropy
+from hp_tp import linear_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loss_oracle import Loss, check_near, numbers, targets

@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
+from hp_tp import linear_cross_entropy, vocab_parallel_cross_entropy
 from hp_tp.loss import rows
-from hp_tp.loss.linear import linear_cross_entropy
-from hp_tp.loss.vocab_parallel import vocab_parallel_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loss_oracle import check_near, numbers, targets
