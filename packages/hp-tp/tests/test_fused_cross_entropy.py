@@ -119,7 +119,7 @@ class Heads:
         x, weight = self.dtensor(head.x, *of_x), self.dtensor(head.weight, *of_weight)
         bias = None if head.bias is None else self.dtensor(head.bias, *of_weight)
         found = linear_cross_entropy(
-            x, weight, self.tensor(head.target, "int64"), linear_bias=bias, chunk_size=2, **self.options(head)
+            x, weight, self.tensor(head.target, "int64"), linear_bias=bias, chunk_size=3, **self.options(head)
         )
         seed = numbers(*head.target.shape, seed=5) if head.loss.reduction == "none" else None
         if seed is None:
@@ -149,13 +149,13 @@ def test_every_reduction_weight_and_smoothing_is_that_of_layer_and_loss(world: W
             (6,), 50, ignored=ignored, weight=weight, reduction=reduction, label_smoothing=smoothing
         )
         what = f"{reduction}, ignored {ignored}, weights {weight is not None}, smoothing {smoothing}"
-        heads.check_plain(head, what, 7)
+        heads.check_plain(head, what, 20)
 
 
 @distributed((1, 2, 4))
 def test_chunks_of_any_size_and_vocabularies_that_do_not_divide_are_exact(world: World) -> None:
     heads = Heads(world)
-    for num_classes, chunk, has_bias in itertools.product((1, 3, 7), (1, 2, 100, None), (False, True)):
+    for num_classes, chunk, has_bias in itertools.product((1, 3, 7), (2, 100, None), (False, True)):
         options = {"weight": np.arange(1.0, num_classes + 1), "label_smoothing": 0.2}
         head = Head.of((2, 3), num_classes, has_bias=has_bias, **options)
         heads.check_plain(head, f"{num_classes} classes, chunks of {chunk}, bias {has_bias}", chunk)
@@ -171,14 +171,13 @@ def test_inputs_of_any_rank_and_without_rows_are_taken(world: World) -> None:
 @distributed((1, 2, 4))
 def test_a_head_that_is_a_dtensor_says_itself_how_classes_are_cut(world: World) -> None:
     heads = Heads(world)
-    for num_classes, reduction in itertools.product((3, 50), ("none", "mean")):
-        head = Head.of((2, 6), num_classes, reduction=reduction, label_smoothing=0.1)
+    for num_classes, reduction in itertools.product((3, 7), ("none", "mean")):
         for of_x, of_weight in itertools.product(
             (Replicate(), Shard(1), Shard(-1)), (Shard(0), Replicate(), Shard(1))
         ):
             what = f"{num_classes} classes, {reduction}, input {of_x}, weight {of_weight}"
-            if head.bias is not None and of_weight == Shard(1):
-                continue  # a bias has one dim
+            has_bias = of_weight != Shard(1)  # a bias has one dim
+            head = Head.of((2, 6), num_classes, has_bias=has_bias, reduction=reduction, label_smoothing=0.1)
             found = heads.check_dtensors(head, what, [of_x], [of_weight])
             if of_weight == Shard(0):
                 assert found.placements == (Replicate(),)

@@ -1,7 +1,8 @@
 """Tensor parallel training: styles that cut the layers of a model over the ranks of a mesh dim, and losses over cut classes.
 
 Read :mod:`styles` (over one mesh dim) first: what a style does to a module, and what happens at the module's door; then
-:mod:`overlap` (products beside communication), :mod:`two_dim` (over two), and :mod:`loss` (over cut classes). Importing this package imports no framework.
+:mod:`overlap` (products beside communication), :mod:`two_dim` (over two), and :mod:`loss` (over cut classes). Importing this
+package imports no framework.
 """
 
 from typing import TYPE_CHECKING
