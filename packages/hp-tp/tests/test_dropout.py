@@ -310,6 +310,37 @@ def test_fused_attention_drops_the_probabilities_of_one_process(world: World) ->
             )
 
 
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_a_forward_that_is_recomputed_draws_the_same_masks_again(world: World) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    hidden, mesh = 7, make_mesh(world)
+    plan = {
+        "up": ColwiseParallel(),
+        "inner": DropoutParallel(input_layouts=Shard(-1), sizes={-1: hidden}),
+        "down": RowwiseParallel(),
+        "outer": DropoutParallel(),
+    }
+    seen = []
+    for recomputed in (False, True):
+        model = parallelize_module(feed_forward(world, hidden, drops_by_layer), mesh, plan)
+        x = Maker(world, 50).tensor(BATCH, LENGTH, WIDTH).requires_grad_()
+        manual_seed(11)
+        if recomputed:
+            y = checkpoint(model, x, use_reentrant=False, context_fn=random.checkpoint_contexts)
+        else:
+            y = model(x)
+        y.square().mean().backward()
+        seen.append((y.detach(), x.grad, whole_gradients(world.platform, model), random.get_state()))
+    assert_parity(seen[1], seen[0], exact=True)
+    manual_seed(11)
+    y = checkpoint(model, x, use_reentrant=False)
+    with pytest.raises(
+        RuntimeError, match=r"would draw other ones .*context_fn=hp_dtensor.random.checkpoint_contexts"
+    ):
+        y.square().mean().backward()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,8 +12,7 @@ import numpy as np
 from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
-from hp_tp.loss.context import loss_parallel
-from hp_tp.loss.vocab_parallel import vocab_parallel_cross_entropy
+from hp_tp import loss_parallel, vocab_parallel_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loss_oracle import Loss, check_near, numbers, targets

@@ -13,8 +13,8 @@ import pytest
 from hp_dtensor.chunk import chunk_offset, chunk_size
 from hp_platform import get_platform, init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
+from hp_tp import vocab_parallel_cross_entropy
 from hp_tp.loss import rows
-from hp_tp.loss.vocab_parallel import vocab_parallel_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loss_oracle import Loss, check_near, numbers, targets

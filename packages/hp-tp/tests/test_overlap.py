@@ -328,6 +328,32 @@ def test_the_backward_says_that_it_begins(world: World) -> None:
     assert calls == [1]
 
 
+@distributed(world_size=2, backends=("torch", "cuda", "npu"))
+def test_a_weight_that_is_made_when_it_is_used_has_its_gradient(world: World) -> None:
+    """As fully_shard shows weights whose gradients come in another dtype."""
+    platform = world.platform
+    numbers = Numbers.of(world, (12,), 6).values
+    cut = cut_of(world, 12, 0)
+    for policy in POLICIES.values():
+        grads = []
+        for is_made in (False, True):
+            t = leaves(world, local(numbers, cut))
+            if is_made:
+                for name in ("first", "last"):
+                    real = t[name]
+                    t[name] = platform.stand_in(
+                        tuple(real.shape), real.dtype, world.device, lambda real=real: real
+                    )
+                    t[f"real {name}"] = real
+            (y,), _ = all_gather_matmul(t["x"], [t["first"]], cut, biases=[t["bias"]], policy=policy)
+            y = matmul_reduce_scatter(y, t["last"], cut, policy=policy)
+            platform.backward([platform.sum(y * t["loss"])])
+            names = ("real first", "real last") if is_made else ("first", "last")
+            grads.append([platform.to_numpy(platform.get_grad(t[name])) for name in names])
+        for expected, got in zip(*grads, strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
 @distributed(world_size=2)
 def test_a_whole_that_alone_is_used_has_a_gradient(world: World) -> None:
     """Ranks weigh it differently: by their rank plus one."""

@@ -22,7 +22,7 @@ from hp_dtensor import (
 from hp_dtensor.chunk import chunk_size
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
-from hp_tp import Linear2DParallel
+from hp_tp import Linear2DParallel, describe
 
 ROWS_BY_COLUMNS = {
     1: [(1, 1)],
@@ -166,6 +166,11 @@ def test_layers_follow_each_other_without_communication_in_between(world: World)
         assert backward.nbytes("all_reduce") == biases * itemsize
         assert backward.nbytes() == (4 * (along_c + along_r) + biases) * itemsize
         # up gathers its input, down scatters its output; both gather their weights.
+        declared = [describe(layer).traffic[""].declared for layer in (up, down)]
+        for launched, sides in ((forward, "forward"), (backward, "backward")):
+            told = [each for layer in declared for each in getattr(layer, sides)]
+            nbytes = sum((each.nbytes or 0) + (each.nbytes_per_row or 0) * m for each in told)
+            assert nbytes == launched.nbytes(), (sides, told)
         forward.assert_counts(all_gather=panels * ((c > 1) + 2 * (r > 1)), reduce_scatter=panels * (c > 1))
         backward.assert_counts(
             all_gather=panels * (3 * (c > 1) + 2 * (r > 1)),
@@ -292,17 +297,39 @@ def test_values_are_those_of_the_rank_that_counts_and_copies_work(world: World) 
 
 
 @distributed(world_size=2, backends=("torch", "cuda"))
-def test_sums_of_half_precision_over_panels_are_rounded_once(world: World) -> None:
+def test_half_precision_is_rounded_once_and_autocast_casts_before_anything_travels(world: World) -> None:
     import torch
 
-    mesh = mesh_of(world, (1, 2))
-    layer = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16, device=world.device)
-    x = numbers(world, 8, 64).bfloat16()
-    expected = (x.float() @ layer.weight.detach().float().T).bfloat16()
-    parallelize_module(layer, mesh, Linear2DParallel(num_panels=16), src_data_rank=0)
-    weight = layer.weight.detach().full_tensor()
-    expected = (x.float() @ weight.float().T).bfloat16()
-    own = distribute_tensor(x, mesh, (Shard(0), Shard(1))).to_local()
-    found = whole(layer(own).detach(), mesh, (Shard(0), Shard(1)), (8, 64))
-    # One rounding to 8 bits; float32 sums in another order may fall on the other side of a tie: one unit in the last place.
-    torch.testing.assert_close(found, expected, rtol=2**-8, atol=1e-4)
+    mesh, cut = mesh_of(world, (1, 2)), (Shard(0), Shard(1))
+    x = numbers(world, 8, 64).float()
+    for inside, out in ((64, 96), (64, 32)):
+        plain = torch.nn.Linear(inside, out, dtype=torch.bfloat16, device=world.device)
+        for parameter in plain.parameters():
+            torch.distributed.broadcast(parameter.detach(), 0)
+        exact = (x.bfloat16().float() @ plain.weight.detach().float().T).bfloat16() + plain.bias.detach()
+        own = distribute_tensor(x, mesh, cut).to_local()
+        moved = []
+        for autocast in (False, True):
+            layer = copy.deepcopy(plain).float() if autocast else copy.deepcopy(plain)
+            parallelize_module(layer, mesh, Linear2DParallel(num_panels=16))
+            given = (own if autocast else own.bfloat16()).requires_grad_()
+            with (
+                torch.autocast(x.device.type, torch.bfloat16, enabled=autocast),
+                count_collectives() as counted,
+            ):
+                y = layer(given)
+            assert y.dtype == torch.bfloat16
+            # One rounding to 8 bits, and one more where partial sums of two ranks travel as such.
+            torch.testing.assert_close(
+                whole(y.detach(), mesh, cut, (8, out)),
+                exact,
+                rtol=2**-7,
+                atol=2**-6 if out < inside else 1e-4,
+            )
+            y.sum().backward()
+            assert given.grad.dtype == given.dtype and layer.weight.grad.dtype == layer.weight.dtype
+            moved.append(counted.nbytes())
+            torch.testing.assert_close(
+                layer.bias.grad.full_tensor().float(), torch.full((out,), 8.0, device=world.device)
+            )
+        assert moved[0] == moved[1]

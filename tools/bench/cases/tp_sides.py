@@ -227,7 +227,7 @@ def _runs(side: Side, family: Family, module: Any) -> Callable[[Inputs], Any]:
     if family.part is Part.LAYER:
         return functools.partial(_run_layer, module)
     if family.part is Part.LOSS and side is Side.OURS:
-        return functools.partial(_run_fused, module, _Library.of(side).styles.fused_linear_cross_entropy)
+        return functools.partial(_run_fused, module, _Library.of(side).styles.linear_cross_entropy)
     if side is Side.LIMIT and family.part is Part.MODEL:
         return functools.partial(_run_by_hand, module)
     return functools.partial(_run_with_loss, module, _Library.of(side).styles.loss_parallel)

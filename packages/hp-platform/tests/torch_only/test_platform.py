@@ -344,3 +344,12 @@ def test_the_dtype_of_products_is_that_of_autocast(name: str) -> None:
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             assert platform.product_dtype(x) == platform.matmul(x, x).dtype == platform.linear(x, x).dtype
+
+
+def test_a_product_in_a_wider_dtype_is_that_also_where_autocast_narrows_products() -> None:
+    platform = build_platform()
+    x = torch.full((1, 3), 1.0 + 2**-7, dtype=torch.bfloat16)
+    expected = platform.matmul_in(x, x.t(), "float32")
+    assert expected.item() == 3 * (1 + 2**-7) ** 2  # which bfloat16 would round
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(platform.matmul_in(x, x.t(), "float32"), expected)

@@ -1,7 +1,8 @@
 """Tensor parallel training: styles that cut the layers of a model over the ranks of a mesh dim, and losses over cut classes.
 
 Read :mod:`styles` (over one mesh dim) first: what a style does to a module, and what happens at the module's door; then
-:mod:`overlap` (products beside communication) and :mod:`two_dim` (over two). Importing this package imports no framework.
+:mod:`overlap` (products beside communication), :mod:`two_dim` (over two), and :mod:`loss` (over cut classes). Importing this
+package imports no framework.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from hp_dtensor.styles.prepare_module import PrepareModuleInputOutput as PrepareModuleInputOutput
     from hp_dtensor.styles.prepare_module import PrepareModuleOutput as PrepareModuleOutput
     from hp_tp.dropout import DropoutParallel as DropoutParallel
+    from hp_tp.loss.context import loss_parallel as loss_parallel
+    from hp_tp.loss.linear import linear_cross_entropy as linear_cross_entropy
+    from hp_tp.loss.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
     from hp_tp.overlap.policy import OverlapPolicy as OverlapPolicy
     from hp_tp.picture.shown_plan import show_plan as show_plan
     from hp_tp.plans.parallel_plan import ParallelPlan as ParallelPlan
@@ -43,9 +47,12 @@ _WHERE = {
     "SequenceParallel": "styles.sequence",
     "compile_block": "styles.compiled",
     "describe": "styles.description",
+    "linear_cross_entropy": "loss.linear",
+    "loss_parallel": "loss.context",
     "parallelize_module": "hp_dtensor",
     "plan_for": "plans.planner",
     "show_plan": "picture.shown_plan",
+    "vocab_parallel_cross_entropy": "loss.vocab_parallel",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -24,7 +24,8 @@ class DropoutParallel(ParallelStyle):
     the number of the operation and the index of the element in the whole tensor: it is that of one process, in which
     dropout runs inside of ``hp_dtensor.random.global_draws()``. Where nothing is needed:
 
-    - behind a style with ``use_local_output=False``: dropout of DTensors, layers and functions alike, draws like this anyway;
+    - behind a style with ``use_local_output=False``: dropout of DTensors, layers and functions alike, draws like this anyway, also
+      that of the probabilities in ``F.scaled_dot_product_attention``;
     - a layer in a cut sequence may take :class:`hp_tp.SequenceParallel`, which runs it on DTensors.
 
     A function (``F.dropout``) in a forward on plain pieces cannot be caught: let the style before it hand out DTensors.

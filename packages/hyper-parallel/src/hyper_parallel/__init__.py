@@ -95,8 +95,11 @@ if TYPE_CHECKING:
     from hp_tp import SequenceParallel as SequenceParallel
     from hp_tp import compile_block as compile_block
     from hp_tp import describe as describe
+    from hp_tp import linear_cross_entropy as linear_cross_entropy
+    from hp_tp import loss_parallel as loss_parallel
     from hp_tp import plan_for as plan_for
     from hp_tp import show_plan as show_plan
+    from hp_tp import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
     from hyper_parallel._compat import fully_shard as fully_shard
 
 
@@ -163,8 +166,10 @@ _WHERE = {
     "init_parameters": "hp_dtensor",
     "init_process_group": "hp_platform",
     "like_parameters": "hp_fsdp",
+    "linear_cross_entropy": "hp_tp",
     "load": "hp_dtensor",
     "load_safetensors": "hp_dtensor",
+    "loss_parallel": "hp_tp",
     "manual_seed": "hp_dtensor",
     "mark_created_groups": "hp_platform",
     "memory_plan": "hp_fsdp",
@@ -188,6 +193,7 @@ _WHERE = {
     "show_plan": "hp_tp",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
+    "vocab_parallel_cross_entropy": "hp_tp",
     "zeros": "hp_dtensor",
 }
 

@@ -206,7 +206,7 @@ class TorchNNOps:
     def matmul_in(self, x: torch.Tensor, y: torch.Tensor, dtype: Any) -> torch.Tensor:
         """A product in a wider dtype."""
         wanted = resolve(dtype)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if x.is_cuda and wanted is torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
                 return torch.mm(x, y, out_dtype=wanted)
             return torch.mm(x.to(wanted), y.to(wanted))

@@ -24,6 +24,10 @@ class ClassCut:
     groups: tuple[Any, ...]
     """The groups of several ranks along which the classes are cut; over all of them the parts make up the whole."""
 
+    def part(self, start: int, length: int) -> ClassCut:
+        """Some of this rank's classes, as if it had these alone."""
+        return ClassCut(self.num_classes, self.start + start, length, ())
+
     def begin_largest(self, x: Tensor) -> Callable[[], Tensor]:
         """Start the largest of the ranks' ``x``; the function that is returned waits for it. One all-reduce per group."""
         if len(self.groups) == 1 and isinstance(self.groups[0], ProcessGroup):

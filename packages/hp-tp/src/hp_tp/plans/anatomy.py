@@ -1,76 +1,39 @@
 """What the parts of a model are: attention, feed-forward layers, mixtures of experts, norms, embedding and head.
 
 Only names, shapes and attributes are read, so models of any library and on any framework are understood alike, and on devices
-without memory (meta) too. What is not understood is a part, too: :attr:`Role.OTHER`, with the reason.
+without memory (meta) too. What is not understood is a part, too: :attr:`hp_tp.plans.parts.Role.OTHER`, with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from hp_platform import get_platform
 from hp_tp.plans import names
 from hp_tp.plans.heads import Heads, configuration_of, has_own_counts, heads_of
 from hp_tp.plans.names import joined, last_part, one_of
+from hp_tp.plans.parts import Part, Role
 from hp_tp.plans.weights import drops, embedding_weight, is_stack, linear_weight, parameters_of
 
 Module = Any
 
 
-class Role(Enum):
-    """What a part does in a transformer."""
-
-    EMBEDDING = "embedding"
-    NORM = "norm"
-    ATTENTION = "attention"
-    QUERY = "query"
-    KEY_VALUE = "key or value"
-    QKV = "fused query, key and value"
-    HEAD_NORM = "norm of every head"
-    ATTENTION_OUT = "attention's output"
-    FEED_FORWARD = "feed-forward"
-    WIDEN = "to the inner size"
-    WIDEN_PAIR = "fused gate and up"
-    NARROW = "back from the inner size"
-    MIXTURE = "mixture of experts"
-    ROUTER = "router"
-    EXPERTS = "stacked experts"
-    HEAD = "head"
-    OTHER = "other"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One module of the tree and what it is."""
-
-    name: str
-    module: Module
-    role: Role
-    reason: str = ""
-    """Of :attr:`Role.OTHER`: why it has no place. Of attention, feed-forward layers and their first projections: why not local."""
-    heads: int | None = None
-    """Of projections in attention: heads among the output features (QUERY, KEY_VALUE) or input features (ATTENTION_OUT). Of
-    attention: of the queries."""
-    query_heads: int | None = None
-    """Of KEY_VALUE: heads of the queries beside them."""
-    kv_heads: int | None = None
-    """Of attention: heads of keys and values."""
-    is_local: bool = True
-    """Of attention and feed-forward layers and what is in them: whether their code may run on this rank's heads and columns as
-    plain tensors; else it must see the whole shapes, as DTensors have them."""
-    in_stream: bool = True
-    """Whether it reads the residual stream, and not what a mixture has already gathered."""
-
-
 def parts_of(root: Module, local_attention: bool | None = None) -> list[Part]:
     """Every module of the tree that has parameters or doors, in the order of the tree.
 
-    ``local_attention``: whether attention is local (:attr:`Part.is_local`), if that is known better than names and attributes tell.
+    ``local_attention``: whether attention is local (:attr:`hp_tp.plans.parts.Part.is_local`), if that is known better than names and attributes tell.
     """
-    return list(_Walk(root, local_attention).visit("", in_stream=True))
+    found = list(_Walk(root, local_attention).visit("", in_stream=True))
+    # A parameter that stands in several places goes where it has a role, and takes the others along.
+    placed = {id(p) for part in found if part.role is not Role.OTHER for p in _own(part)}
+    return [
+        part for part in found if part.role is not Role.OTHER or any(id(p) not in placed for p in _own(part))
+    ]
+
+
+def _own(part: Part) -> list[Any]:
+    return list(parameters_of(part.module).values())
 
 
 class _Walk:
@@ -92,12 +55,28 @@ class _Walk:
             yield from self._mixture(name, in_stream)
         elif self._projections(children) is not None:
             yield from self._attention(name, in_stream)
-        elif self._is_feed_forward(children):
+        elif self._is_feed_forward(children) and not any(map(self._is_sublayer, self._below_of(name))):
             yield from self._feed_forward(name, in_stream)
         else:
             yield from self._itself(name, in_stream)
-            for child in children:
-                yield from self.visit(joined(name, child), in_stream=in_stream)
+            flat = self._inner_projections(children) if self._is_feed_forward(children) else {}
+            if in_stream and (flat or any(map(self._is_sublayer, self._below_of(name)))):
+                yield Part(name, self.modules[name], Role.BLOCK)
+            for child, module in children.items():
+                full = joined(name, child)
+                if child in flat:
+                    reason = "" if flat[child] is Role.NARROW else "beside other parts of its layer"
+                    yield Part(full, module, flat[child], reason, is_local=False, in_stream=in_stream)
+                else:
+                    yield from self.visit(full, in_stream=in_stream)
+
+    def _below_of(self, name: str) -> list[str]:
+        return [joined(name, child) for child in self.children[name]]
+
+    def _is_sublayer(self, name: str) -> bool:
+        children = self.children[name]
+        is_mixture = bool(names.EXPERTS & set(children))
+        return is_mixture or self._projections(children) is not None or self._is_feed_forward(children)
 
     def _itself(self, name: str, in_stream: bool) -> Iterator[Part]:
         """A module that holds parameters itself, by its own name."""
@@ -219,12 +198,19 @@ class _Walk:
             and all(linear_weight(children[child]) is not None for child in [down, *wide])
         )
 
+    def _inner_projections(self, children: Mapping[str, Module]) -> dict[str, Role]:
+        """What the projections of a feed-forward layer are, in the order of the children."""
+        down = one_of(children, names.DOWN)
+        return {
+            child: Role.NARROW if child == down else Role.WIDEN_PAIR if child in names.GATE_UP else Role.WIDEN
+            for child in children
+            if child == down or child in names.GATE | names.UP | names.GATE_UP
+        }
+
     def _feed_forward(self, name: str, in_stream: bool) -> Iterator[Part]:
         module, children = self.modules[name], self.children[name]
-        down = one_of(children, names.DOWN)
-        assert down is not None
-        known = {child for child in children if child in names.GATE | names.UP | names.GATE_UP}
-        known.add(down)
+        roles = self._inner_projections(children)
+        known = set(roles)
         reason = ""
         if drops(module, self._descendants(name)):
             reason = "its dropout must be that of one process"
@@ -234,19 +220,11 @@ class _Walk:
             reason = "a fused projection is taken apart by whole sizes"
         is_local = not reason
         yield Part(name, module, Role.FEED_FORWARD, reason, is_local=is_local, in_stream=in_stream)
-        for child in children:
-            if child in known:
-                role = Role.WIDEN_PAIR if child in names.GATE_UP else Role.WIDEN
-                role = Role.NARROW if child == down else role
-                full = joined(name, child)
-                yield Part(
-                    full,
-                    children[child],
-                    role,
-                    "" if role is Role.NARROW else reason,
-                    is_local=is_local,
-                    in_stream=in_stream,
-                )
+        for child, role in roles.items():
+            told = "" if role is Role.NARROW else reason
+            yield Part(
+                joined(name, child), children[child], role, told, is_local=is_local, in_stream=in_stream
+            )
         yield from self._rest(name, known, in_stream, "in a feed-forward layer, on whole shapes")
 
     # ------------------------------------------------------------------------------------------------ mixture of experts

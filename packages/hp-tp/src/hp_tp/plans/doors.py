@@ -1,8 +1,9 @@
-"""What stands at the doors of a whole model, of its stack of layers, and of a mixture of experts."""
+"""What stands at the doors of a whole model, of its layers, and of a mixture of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +20,82 @@ Tensor = Any
 Module = Any
 
 
+class PrepareHidden(ParallelStyle):
+    """Bring hidden states that are given to a module as whole plain tensors to where they lie between its layers.
+
+    Args:
+        arguments: names of arguments of its forward; None (default): the first one.
+        layouts: where they are brought. DTensors are redistributed there, too.
+
+    What is no tensor of three dims, ``(batch, sequence, hidden)``, passes as it is. The module's own parameters become DTensors
+    Replicate. Communication: for what is whole none, in backward one all-gather.
+    """
+
+    def __init__(self, *, arguments: Sequence[str] | None = None, layouts: Placement) -> None:
+        self.arguments = None if arguments is None else tuple(arguments)
+        self.layouts = layouts
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Run the module's forward behind its door."""
+        check_line(device_mesh, "PrepareHidden")
+        place_whole(module, device_mesh, self.src_data_rank)
+        places = argument_places(module, self.arguments)
+        get_platform().override_forward(module, BehindDoor(device_mesh, self.layouts, places))
+        return module
+
+
+@dataclass(frozen=True)
+class BehindDoor:
+    """The forward of a module whose hidden states are brought in."""
+
+    mesh: Any
+    wanted: Placement
+    places: tuple[tuple[int, str], ...]
+    """Position and name of each argument."""
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        args, kwargs = self.brought(args, kwargs)
+        return own(*args, **kwargs)
+
+    def brought(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in their places."""
+        for position, name in self.places:
+            if position < len(args):
+                args = (*args[:position], self._moved(args[position]), *args[position + 1 :])
+            elif name in kwargs:
+                kwargs = {**kwargs, name: self._moved(kwargs[name])}
+        return args, kwargs
+
+    def _moved(self, x: Any) -> Any:
+        if not get_platform().is_tensor(x) or len(x.shape) != 3:
+            return x
+        return whole_dtensor(x, self.mesh).redistribute(placements=[self.wanted])
+
+
+def argument_places(module: Module, arguments: Sequence[str] | None) -> tuple[tuple[int, str], ...]:
+    """Positions and names of arguments of the module's forward. ValueError for names that it has not."""
+    function = getattr(module, "forward", None) or module.construct
+    known = list(inspect.signature(function).parameters)
+    if arguments is None:
+        return ((0, known[0]),) if known else ()
+    for name in arguments:
+        if name not in known:
+            raise ValueError(
+                f"PrepareHidden: forward of {type(module).__name__} has no argument {name!r}; it has {', '.join(known)}"
+            )
+    return tuple((known.index(name), name) for name in arguments)
+
+
 class PrepareModel(ParallelStyle):
     """Let a model take whole plain tensors and give whole plain tensors, whatever lies within.
 
     Args:
-        input_layouts: how hidden states lie inside, for a model without embedding (its first argument): it is brought there. None
-            (default): its inputs stay as they are.
-        hidden_arguments: names of arguments with hidden states, such as ``inputs_embeds``, which are brought there.
-        hidden_layouts: where these are brought.
+        arguments: names of arguments with hidden states, which are brought to ``layouts``; None: the first one.
+        layouts: how hidden states lie inside; None (default): the arguments stay as they are.
         cut_logits: whether results that are cut along their last dim, the classes, stay DTensors while gradients are recorded:
             for losses that need no whole logits. Without gradients (``generate``, evaluation) they are whole.
 
@@ -37,21 +106,21 @@ class PrepareModel(ParallelStyle):
     def __init__(
         self,
         *,
-        input_layouts: Placement | None = None,
-        hidden_arguments: tuple[str, ...] = (),
-        hidden_layouts: Placement | None = None,
+        arguments: Sequence[str] | None = None,
+        layouts: Placement | None = None,
         cut_logits: bool = False,
     ) -> None:
-        self.input_layouts, self.cut_logits = input_layouts, cut_logits
-        self.hidden_arguments, self.hidden_layouts = tuple(hidden_arguments), hidden_layouts
+        self.arguments = None if arguments is None else tuple(arguments)
+        self.layouts, self.cut_logits = layouts, cut_logits
 
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Run the model's forward between its doors."""
         check_line(device_mesh, "PrepareModel")
         place_whole(module, device_mesh, self.src_data_rank)
-        named: dict[str, Placement | None] = dict.fromkeys(self.hidden_arguments, self.hidden_layouts)
-        forward = WholeModel(device_mesh, self.input_layouts, named, self.cut_logits)
-        get_platform().override_forward(module, forward)
+        entrance = None
+        if self.layouts is not None:
+            entrance = BehindDoor(device_mesh, self.layouts, argument_places(module, self.arguments))
+        get_platform().override_forward(module, WholeModel(entrance, self.cut_logits))
         return module
 
 
@@ -59,25 +128,15 @@ class PrepareModel(ParallelStyle):
 class WholeModel:
     """The forward of a model between plain tensors."""
 
-    mesh: Any
-    first: Placement | None
-    named: dict[str, Placement | None]
+    entrance: BehindDoor | None
     cut_logits: bool
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self.first is not None and args:
-            args = (self._brought(args[0], self.first), *args[1:])
-        for name, placement in self.named.items():
-            if placement is not None and name in kwargs:
-                kwargs = {**kwargs, name: self._brought(kwargs[name], placement)}
+        if self.entrance is not None:
+            args, kwargs = self.entrance.brought(args, kwargs)
         return map_leaves(self._whole, own(*args, **kwargs))
-
-    def _brought(self, x: Any, placement: Placement) -> Any:
-        if not get_platform().is_tensor(x) or len(x.shape) < 2:
-            return x
-        return whole_dtensor(x, self.mesh).redistribute(placements=[placement])
 
     def _whole(self, x: Any) -> Any:
         if not is_dtensor(x):

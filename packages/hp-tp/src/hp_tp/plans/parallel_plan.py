@@ -42,11 +42,16 @@ class ParallelPlan(dict[str, Any]):
 
 def described(style: Any) -> str:
     """How what goes into a module and what comes out of it lie, as far as its style says so."""
-    sides = [_shown(getattr(style, name, None)) for name in ("input_layouts", "output_layouts")]
-    text = " -> ".join(side or "as it is" for side in sides) if any(sides) else ""
-    dim = getattr(style, "sequence_dim", None)
-    if dim is not None and not text:
+    dim, layouts = getattr(style, "sequence_dim", None), getattr(style, "layouts", None)
+    if dim is not None:
         text = f"Shard({dim}) -> Shard({dim})"
+    elif layouts is not None:
+        text = f"-> {layouts}"
+    else:
+        sides = [_shown(getattr(style, name, None)) for name in ("input_layouts", "output_layouts")]
+        text = (
+            " -> ".join(side for side in sides if side) if sides[0] else f"-> {sides[1]}" if sides[1] else ""
+        )
     if text and getattr(style, "use_local_output", False):
         text = text + ", plain"
     return text

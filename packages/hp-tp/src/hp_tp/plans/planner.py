@@ -9,10 +9,12 @@ from typing import Any
 
 from hp_dtensor import Replicate, Shard
 from hp_platform import get_platform
-from hp_tp.plans.anatomy import Part, Role, parts_of
-from hp_tp.plans.doors import PrepareModel
+from hp_tp.plans.anatomy import parts_of
+from hp_tp.plans.doors import PrepareHidden, PrepareModel
+from hp_tp.plans.heads import configuration_of
 from hp_tp.plans.parallel_plan import ParallelPlan
-from hp_tp.plans.recipes import Choices, Recipe, brought_in, recipe_for
+from hp_tp.plans.parts import Part, Role
+from hp_tp.plans.recipes import Choices, Recipe, recipe_for
 
 HIDDEN_ARGUMENTS = ("inputs_embeds",)
 """Arguments of models that hold hidden states in the place of ids."""
@@ -42,7 +44,8 @@ def plan_for(
         model: the model, also on the meta device; it is only looked at.
         sequence_parallel: whether the hidden states between blocks are cut along the sequence, as DTensors, of any length.
         loss_parallel: whether logits stay cut along the classes, as DTensors, while gradients are recorded. Without gradients
-            (``generate``, evaluation) the model gives them whole in any case.
+            (``generate``, evaluation) the model gives them whole in any case; and where it adds a loss of its routers to theirs
+            (``output_router_logits`` of its configuration).
         replicate_kv: whether every rank computes the keys and values of all heads: for numbers of heads of keys that do not divide over
             the ranks, which are an error otherwise when the plan is applied. Their gradients are summed.
         local_attention: whether the code between the projections of attention runs on plain tensors with this rank's heads (True), or on
@@ -84,7 +87,12 @@ def plan_for(
             f"q_proj, k_proj, v_proj and o_proj, or up_proj and down_proj beside each other; write the plan by hand, "
             f"{{pattern: style}}, for other names"
         )
-    choices = Choices(Shard(sequence_dim) if sequence_parallel else Replicate(), loss_parallel, replicate_kv)
+    choices = Choices(
+        Shard(sequence_dim) if sequence_parallel else Replicate(),
+        loss_parallel,
+        replicate_kv,
+        bool(getattr(configuration_of(model), "output_router_logits", False)),
+    )
     chosen = _chosen(model, parts, choices)
     entries = _patterns(dict(platform.named_modules(model)), chosen)
     return ParallelPlan(
@@ -101,7 +109,8 @@ def _chosen(model: Any, parts: list[Part], choices: Choices) -> dict[str, Recipe
     owner = "" if embedding is None else embedding.name.rpartition(".")[0]
     named = _hidden_arguments(get_platform().get_submodule(model, owner))
     if owner and named and choices.is_cut:
-        chosen[owner] = brought_in(named, choices.stream)
+        options = (("arguments", named), ("layouts", choices.stream))
+        chosen[owner] = Recipe(PrepareHidden, options, "hidden states given by name")
     for part in parts:
         recipe = recipe_for(part, choices)
         if recipe is not None and part.name:
@@ -111,11 +120,10 @@ def _chosen(model: Any, parts: list[Part], choices: Choices) -> dict[str, Recipe
 
 def _for_model(model: Any, parts: list[Part], choices: Choices) -> Recipe:
     options: dict[str, Any] = {"cut_logits": choices.loss_parallel}
-    roles = {part.role for part in parts}
-    if choices.is_cut and Role.EMBEDDING not in roles:
-        options["input_layouts"] = choices.stream
-    if choices.is_cut and _hidden_arguments(model):
-        options.update(hidden_arguments=_hidden_arguments(model), hidden_layouts=choices.stream)
+    if choices.is_cut and all(part.role is not Role.EMBEDDING for part in parts):
+        options["layouts"] = choices.stream  # of its first argument
+    elif choices.is_cut and _hidden_arguments(model):
+        options.update(arguments=_hidden_arguments(model), layouts=choices.stream)
     return Recipe(PrepareModel, tuple(options.items()), "the model: whole plain tensors in and out")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import Placement, PrepareModuleInput, Replicate, Shard
+from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
-from hp_tp.plans.anatomy import Part, Role
 from hp_tp.plans.attention import PrepareAttention
-from hp_tp.plans.doors import PrepareMixture
+from hp_tp.plans.doors import PrepareHidden, PrepareMixture
 from hp_tp.plans.experts import StackedExperts
+from hp_tp.plans.parts import Part, Role
 from hp_tp.plans.replicated import Replicated
+from hp_tp.plans.weights import embedding_weight, parameters_of
 from hp_tp.styles.colwise import ColwiseParallel
 from hp_tp.styles.rowwise import RowwiseParallel
 from hp_tp.styles.sequence import SequenceParallel
@@ -38,6 +39,8 @@ class Choices:
     """How the hidden states between blocks lie: Replicate(), or cut along the sequence."""
     loss_parallel: bool
     replicate_kv: bool
+    has_router_loss: bool
+    """Whether the model adds a loss of its routers, a plain tensor, to that of the logits."""
 
     @property
     def is_cut(self) -> bool:
@@ -52,15 +55,16 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     if role is Role.ATTENTION and part.is_local and part.heads and part.kv_heads:
         return _made(PrepareAttention, note, heads=part.heads, kv_heads=part.kv_heads)
     if role in (Role.ATTENTION, Role.FEED_FORWARD):
-        return _made(Replicated, f"{note}: {part.reason}") if _has_parameters(part) else None
+        return _made(Replicated, f"{note}: {part.reason}") if parameters_of(part.module) else None
     if role is Role.EMBEDDING:
         return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(stream))
     if role is Role.HEAD:
-        wanted = {"output_layouts": Shard(-1), "use_local_output": False}
-        whole = {"output_layouts": Replicate(), "use_local_output": True}
-        return _made(
-            ColwiseParallel, note, input_layouts=stream, **(wanted if choices.loss_parallel else whole)
-        )
+        if choices.loss_parallel and not choices.has_router_loss:
+            cut: dict[str, Any] = {"output_layouts": Shard(-1), "use_local_output": False}
+            return _made(ColwiseParallel, note, input_layouts=stream, **cut)
+        if choices.loss_parallel:
+            note = f"{note}; logits whole, since the model adds a loss of its router to theirs"
+        return _made(ColwiseParallel, note, input_layouts=stream, output_layouts=Replicate())
     if role in (Role.QUERY, Role.KEY_VALUE, Role.WIDEN, Role.QKV, Role.WIDEN_PAIR):
         counted: dict[str, Any] = {} if part.heads is None else {"heads": part.heads}
         if role is Role.KEY_VALUE and choices.replicate_kv:
@@ -82,7 +86,13 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
         return _made(SequenceParallel, note, sequence_dim=2, use_local_output=True, local=True)
     if role is Role.NORM:
         if isinstance(stream, Shard):
-            return _made(SequenceParallel, note, sequence_dim=stream.dim, **_norm_options(part))
+            return _made(
+                SequenceParallel,
+                note,
+                sequence_dim=stream.dim,
+                input_layouts=Replicate(),
+                **_norm_options(part),
+            )
         return _made(Replicated, note)
     if role is Role.MIXTURE:
         return _made(PrepareMixture, note, **_leaving(stream))
@@ -90,26 +100,13 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
         return _made(Replicated, note)
     if role is Role.EXPERTS:
         return _made(StackedExperts, note)
-    return _made(Replicated, f"replicated: {part.reason}")
-
-
-def brought_in(names: tuple[str, ...], stream: Placement) -> Recipe:
-    """What brings whole hidden states that are given by name to where the stream lies."""
-    return Recipe(
-        PrepareModuleInput,
-        (
-            ("input_kwarg_layouts", _Layouts((name, Replicate()) for name in names)),
-            ("desired_input_kwarg_layouts", _Layouts((name, stream) for name in names)),
-        ),
-        "hidden states given by name",
+    if role is Role.BLOCK:
+        return _made(PrepareHidden, note, layouts=stream) if choices.is_cut else None
+    # What a table of positions gives is added to the stream.
+    meets = (
+        {"use_local_output": False} if choices.is_cut and embedding_weight(part.module) is not None else {}
     )
-
-
-class _Layouts(dict[str, Placement]):
-    """A dict in a recipe."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+    return _made(Replicated, f"replicated: {part.reason}", **meets)
 
 
 def _made(style: type, note: str, **options: Any) -> Recipe:
@@ -127,8 +124,3 @@ def _norm_options(part: Part) -> dict[str, Any]:
         return {}
     kind = type(part.module).__name__.lower()
     return {"local": True} if "rmsnorm" in kind or "layernorm" in kind else {}
-
-
-def _has_parameters(part: Part) -> bool:
-    own = get_platform().named_parameters(part.module, recurse=False, remove_duplicate=False)
-    return any(True for _ in own)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import ParallelStyle, Replicate
+from hp_dtensor import DTensor, ParallelStyle, Replicate
 from hp_dtensor.module_tensors import is_dtensor
-from hp_dtensor.nest import leaves
+from hp_dtensor.nest import leaves, map_leaves
 from hp_platform import get_platform
-from hp_tp.styles.cutting import check_line
+from hp_tp.styles.cutting import check_flag, check_line
 from hp_tp.styles.placing import local_of, place, run_with
 
 Module = Any
@@ -23,15 +23,23 @@ class Replicated(ParallelStyle):
     with DTensors it runs on DTensors: right for any forward made of operations that DTensors know, and some microseconds slower
     per operation. Sub-modules are not touched.
 
+    Args:
+        use_local_output: whether the result of plain tensors is handed out as a plain tensor (default), or as a DTensor Replicate, for
+            modules whose result meets DTensors.
+
     Communication: applying it, one broadcast per parameter (src_data_rank). A call with plain tensors: none; with a cut DTensor:
     in backward one all-reduce of each parameter's gradient, and what its operations need.
     """
+
+    def __init__(self, *, use_local_output: bool = True) -> None:
+        self.use_local_output = check_flag(use_local_output, "Replicated: use_local_output")
 
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Replace the parameters, and let forward see them as its inputs lie."""
         check_line(device_mesh, "Replicated")
         place_whole(module, device_mesh, self.src_data_rank)
-        get_platform().override_forward(module, WholeForward())
+        forward = WholeForward(None if self.use_local_output else device_mesh)
+        get_platform().override_forward(module, forward)
         return module
 
 
@@ -46,12 +54,21 @@ def place_whole(module: Module, mesh: Any, src_data_rank: int | None) -> None:
 class WholeForward:
     """The forward of a module that is whole everywhere."""
 
+    mesh: Any
+    """Where plain results become DTensors; None: they stay plain."""
+
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if any(map(is_dtensor, leaves([args, kwargs]))):
             return own(*args, **kwargs)
-        return run_with(module, own_pieces(module), own, args, kwargs)
+        result = run_with(module, own_pieces(module), own, args, kwargs)
+        return result if self.mesh is None else map_leaves(self._placed, result)
+
+    def _placed(self, x: Any) -> Any:
+        if not get_platform().is_tensor(x):
+            return x
+        return DTensor.from_local(x, self.mesh, [Replicate()], shape=tuple(x.shape))
 
 
 def own_pieces(module: Module) -> dict[str, Any]:

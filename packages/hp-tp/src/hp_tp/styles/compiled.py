@@ -28,9 +28,11 @@ def compile_block(module: Module, **options: Any) -> Module:
         options: those of torch.compile, such as ``mode`` and ``dynamic``.
 
     Communication: none here; in calls that of the styles. NotImplementedError where the framework or device compiles
-    nothing; at the first call the compiler's error, where forward is not one graph.
+    nothing; TypeError if ``module`` is none; at the first call the compiler's error, where forward is not one graph.
     """
     platform = get_platform()
+    if not platform.is_module(module):
+        raise TypeError(f"compile_block takes a module, got {type(module).__name__}")
     places = [
         (owner, name)
         for _, owner in platform.named_modules(module)

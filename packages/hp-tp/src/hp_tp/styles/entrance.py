@@ -23,7 +23,7 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> 
     """The tensor that a style is about. ValueError if the first positional argument is none."""
     if args and get_platform().is_tensor(args[0]):
         return args[0]
-    given = f"a {type(args[0]).__name__}" if args else "none"
+    given = f"a value of type {type(args[0]).__name__}" if args else "none"
     named = f", and by name {', '.join(kwargs)}" if kwargs else ""
     raise ValueError(
         f"{what}: the first positional argument of forward must be a tensor, got {given}{named}: pass the tensor first"

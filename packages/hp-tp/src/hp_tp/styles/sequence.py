@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle, Replicate, Shard
+from hp_dtensor import DTensor, ParallelStyle, Placement, Replicate, Shard
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
 from hp_tp.styles.collectives import Collectives, of_parameters
-from hp_tp.styles.cutting import check_flag, check_line
+from hp_tp.styles.cutting import check_flag, check_layout, check_line
 from hp_tp.styles.door import Door, make_door
 from hp_tp.styles.entrance import as_dtensor, first_argument
 from hp_tp.styles.exits import check_even
@@ -31,6 +31,7 @@ class SequenceParallel(ParallelStyle):
     Args:
         sequence_dim: the dim of the input, ``(batch, sequence, ...)`` by default, that is cut. A plain input is taken for this
             rank's part; a DTensor is redistributed to it.
+        input_layouts: how a plain input lies, if not so: Replicate() for one that is whole on every rank.
         use_local_output: whether the result is handed out as this rank's plain part, or as a DTensor (default).
         local: whether forward runs on plain pieces of the input and plain parameters. Default: for LayerNorm and RMSNorm of the
             framework; everything else runs on DTensors, which is right for any forward (dropout gives one process' mask), and
@@ -46,6 +47,7 @@ class SequenceParallel(ParallelStyle):
         self,
         *,
         sequence_dim: int = 1,
+        input_layouts: Placement | None = None,
         use_local_output: bool = False,
         local: bool | None = None,
         uneven: bool = False,
@@ -53,6 +55,7 @@ class SequenceParallel(ParallelStyle):
         if isinstance(sequence_dim, bool) or not isinstance(sequence_dim, int):
             raise ValueError(f"SequenceParallel: sequence_dim must be a dim such as 1, got {sequence_dim!r}")
         self.sequence_dim = sequence_dim
+        self.input_layouts = check_layout(input_layouts, "SequenceParallel: input_layouts")
         self.use_local_output = check_flag(use_local_output, "SequenceParallel: use_local_output")
         self.local = local if local is None else check_flag(local, "SequenceParallel: local")
         self.uneven = check_flag(uneven, "SequenceParallel: uneven")
@@ -75,11 +78,13 @@ class SequenceParallel(ParallelStyle):
                 name for name, _ in platform.named_parameters(each, recurse=False, remove_duplicate=False)
             ]
             place(each, device_mesh, dict.fromkeys(names, Replicate()), self.src_data_rank)
+        wanted = Shard(self.sequence_dim)
+        given = wanted if self.input_layouts is None else self.input_layouts
         platform.override_forward(
             module,
             AlongSequence(
-                make_door(device_mesh, Shard(self.sequence_dim), self.uneven, what),
-                self.sequence_dim,
+                make_door(device_mesh, given, self.uneven, what),
+                wanted,
                 self.use_local_output,
                 is_known if self.local is None else self.local,
                 is_known,
@@ -93,7 +98,7 @@ class AlongSequence:
     """The forward of a module whose input is cut along the sequence."""
 
     door: Door
-    sequence_dim: int
+    wanted: Shard
     use_local: bool
     is_local: bool
     """Whether forward runs on plain pieces."""
@@ -108,18 +113,19 @@ class AlongSequence:
         if (
             not isinstance(x, DTensorMethods)
             and self.use_local
+            and door.layout == self.wanted
             and self._runs_on_pieces(module, len(x.shape))
         ):
             return self._on_pieces(module, own, x, args[1:], kwargs)
         if get_platform().is_compiling():
             raise ValueError(
                 f"{door.what}: compiled code takes and gives plain pieces: say use_local_output=True, local=True for a norm that "
-                f"is not the framework's, and input_layouts=Shard({self.sequence_dim}) in the styles behind it"
+                f"is not the framework's, and input_layouts=Shard({self.wanted.dim}) in the styles behind it"
             )
         x = as_dtensor(x, door)
-        spec = make_spec(door.mesh, [door.layout], x.shape)
+        spec = make_spec(door.mesh, [self.wanted], x.shape)
         if x._spec is not spec:
-            x = x.redistribute(placements=[door.layout])
+            x = x.redistribute(placements=[self.wanted])
         (placement,) = spec.placements
         if self.use_local:
             check_even(x.shape, placement, door, -1)
@@ -137,7 +143,7 @@ class AlongSequence:
         """Whether plain pieces will do. Not where a norm looks at several places of the sequence together: DTensors know how."""
         if not (self.is_local and self.is_of_rows):
             return self.is_local
-        return self.sequence_dim % ndim < ndim - len(module.normalized_shape)
+        return self.wanted.dim % ndim < ndim - len(module.normalized_shape)
 
     def _on_pieces(
         self, module: Module, own: Callable[..., Any], x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

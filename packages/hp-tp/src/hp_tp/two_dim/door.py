@@ -11,8 +11,10 @@ from hp_dtensor.chunk import chunk_size
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.no_elements import zeros_from
 from hp_platform import get_platform
+from hp_tp.styles.collectives import Collectives
 from hp_tp.two_dim.panels import COLUMNS, panels_of
 from hp_tp.two_dim.products import collect, spread
+from hp_tp.two_dim.traffic import traffic_of
 
 Tensor = Any
 
@@ -50,11 +52,13 @@ class Door:
         local, shape = self._taken(given[0])
         platform = get_platform()
         weight = _dtensor(module, "weight").to_local()
-        if local.dtype != weight.dtype:
+        dtype = platform.product_dtype(local)
+        if local.dtype != weight.dtype and dtype == local.dtype:
             raise ValueError(
                 f"the input of {self.name} is {platform.dtype_name(local.dtype)}, its weight "
                 f"{platform.dtype_name(weight.dtype)}: cast one of them"
             )
+        local, weight = platform.cast(local, dtype), platform.cast(weight, dtype)
         panels = panels_of(self.mesh, min(self.in_features, self.out_features), self.num_panels)
         rows = platform.reshape(local, (math.prod(local.shape[:-1]), local.shape[-1]))
         if self.moves_input:
@@ -65,9 +69,17 @@ class Door:
         if self.has_bias:
             # Ranks along tp_r add it to different rows, so its gradient comes in summands.
             bias = _dtensor(module, "bias").to_local(grad_placements=(Partial(), Shard(0)))
+            bias = platform.cast(bias, dtype)
             # See [Note: empty pieces] in hp_dtensor.no_elements.
             result = zeros_from(result, (result, bias)) if 0 in result.shape else result + bias
         return self._handed_out(result, local.ndim, shape)
+
+    def collectives(self, module: Any) -> Collectives:
+        """What a call sends, if the input lies as the product wants it."""
+        weight = _dtensor(module, "weight")
+        bias = _dtensor(module, "bias") if self.has_bias else None
+        itemsize = get_platform().itemsize(weight.dtype)
+        return traffic_of(weight, tuple(self.mesh.shape), self.moves_input, bias, itemsize)
 
     # --------------------------------------------------------------------------------------------------------------- doors
     def _taken(self, x: Any) -> tuple[Tensor, tuple[int, ...] | None]:

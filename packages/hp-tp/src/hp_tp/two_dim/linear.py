@@ -47,7 +47,8 @@ class Linear2DParallel(ParallelStyle):
     panel and moving operand, num_panels along each mesh dim in forward and four times num_panels in backward together.
     Redistribution to and from other layouts comes on top. For comparison: column-wise and row-wise layers over p ranks move
     2 M N (p - 1) / p in forward for a pair of them, whatever p is; here what moves falls with r and c. Panels are
-    all-gathered, not broadcast as in SUMMA: see [Note: slices] in :mod:`hp_tp.two_dim.panels`.
+    all-gathered, not broadcast as in SUMMA: see [Note: slices] in :mod:`hp_tp.two_dim.panels`. Autocast casts operands before they
+    travel.
 
     Memory beside the blocks: two panels of each moving operand, ``2 P (m + q) / num_panels`` elements, and in backward as much
     for products that are being scattered. Nothing that was gathered is kept for backward. Where 16-bit floats are added up

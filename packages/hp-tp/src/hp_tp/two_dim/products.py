@@ -55,6 +55,7 @@ def weigh(a: Tensor, b: Tensor, panels: Panels) -> Tensor:
 def _spread(a: Tensor, v: Tensor, panels: Panels) -> Tensor:
     platform = get_platform()
     turned = platform.transpose(a, 0, 1)
+    is_half = platform.itemsize(a.dtype) == 2
     total = None
     starts: list[Callable[[], tuple[Pending, ...]]] = [
         lambda panel=panel: (_gather(turned, panel.activation), _gather(v, panel.weight))  # type: ignore[misc]
@@ -62,14 +63,14 @@ def _spread(a: Tensor, v: Tensor, panels: Panels) -> Tensor:
     ]
     for rows, weight in _one_ahead(starts):
         left = platform.transpose(rows, 0, 1)
-        if platform.itemsize(a.dtype) == 2:
-            product = platform.matmul_in(left, weight, "float32")
-        else:
-            product = platform.matmul(left, weight)
+        if total is not None and not is_half:
+            total = platform.matmul_into(total, left, weight, add=total)
+            continue
+        product = platform.matmul_in(left, weight, "float32") if is_half else platform.matmul(left, weight)
         total = product if total is None else platform.add_(total, product)
     if total is None:
         return platform.zeros((a.shape[0], v.shape[1]), a.dtype, platform.device_of(a))
-    return platform.cast(total, a.dtype) if platform.itemsize(a.dtype) == 2 else total
+    return platform.cast(total, a.dtype)
 
 
 def _collect(b: Tensor, v: Tensor, panels: Panels) -> Tensor:
@@ -169,7 +170,6 @@ def _take(pieces: list[tuple[int, Tensor]], side: Side, pending: Any) -> None:
 def _functions(platform: Any) -> SimpleNamespace:
     base: Any = platform.Function
 
-    # Gradients are cast: where autocast has made the product of another dtype than its operands, they come in that one.
     class Spread(base):
         @staticmethod
         def forward(ctx: Any, a: Tensor, v: Tensor, panels: Panels) -> Tensor:
@@ -180,7 +180,7 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
             a, v = ctx.saved_tensors
-            g, wanted = platform.cast(g, a.dtype), ctx.needs_input_grad
+            wanted = ctx.needs_input_grad
             return (
                 Collect.apply(g, v, ctx.panels) if wanted[0] else None,
                 Weigh.apply(a, g, ctx.panels) if wanted[1] else None,
@@ -197,7 +197,7 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
             b, v = ctx.saved_tensors
-            g, wanted = platform.cast(g, b.dtype), ctx.needs_input_grad
+            wanted = ctx.needs_input_grad
             return (
                 Spread.apply(g, v, ctx.panels) if wanted[0] else None,
                 Weigh.apply(g, b, ctx.panels) if wanted[1] else None,
@@ -214,7 +214,7 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple:
             a, b = ctx.saved_tensors
-            g, wanted = platform.cast(g, a.dtype), ctx.needs_input_grad
+            wanted = ctx.needs_input_grad
             return (
                 Collect.apply(b, g, ctx.panels) if wanted[0] else None,
                 Spread.apply(a, g, ctx.panels) if wanted[1] else None,
