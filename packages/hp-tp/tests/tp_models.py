@@ -14,7 +14,7 @@ import numpy as np
 from hp_dtensor import DTensor, Replicate, Shard
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity
-from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel, SequenceParallel, parallelize_module
 
 BATCH = 2
 LEARNING_RATE = 0.1
@@ -82,12 +82,40 @@ class Maker:
         return self.filled(self.stock.Linear(columns, rows, bias=bias))
 
     def embedding(self, vocabulary: int, width: int) -> Any:
-        return self.filled(self.stock.Embedding(vocabulary, width))
+        return self.filled(_embedding_class(self.platform, self.stock)(vocabulary, width))
+
+
+@cache
+def _embedding_class(platform: Any, stock: Any) -> type:
+    """The framework's Embedding. MindSpore's has no kernel on CPU for plain tensors, but for DTensors."""
+    if not hasattr(stock.Embedding, "construct"):
+        return stock.Embedding
+
+    class Embedding(stock.Embedding):  # type: ignore[misc, name-defined]
+        def construct(self, ids: Any) -> Any:
+            if isinstance(ids, DTensor) or isinstance(self.weight, DTensor):
+                return super().construct(ids)
+            return platform.embedding(ids, self.weight)
+
+    return Embedding
 
 
 @cache
 def classes(platform: Any) -> SimpleNamespace:
     """The modules, which derive from the framework's class."""
+
+    class Table(platform.Module):
+        """An embedding that says how it is cut."""
+
+        def __init__(self, maker: Maker, vocabulary: int, width: int) -> None:
+            super().__init__()
+            self.weight = platform.parameter(maker.tensor(vocabulary, width))
+
+        def forward(self, ids: Any) -> Any:
+            return platform.embedding(ids, self.weight)
+
+        def tensor_parallel_cuts(self, style: str) -> ModuleCuts:
+            return ModuleCuts({"weight": 0 if style == "rowwise" else 1}, on_dtensors=True)
 
     class RMSNorm(platform.Module):
         def __init__(self, maker: Maker, width: int) -> None:
@@ -170,7 +198,7 @@ def classes(platform: Any) -> SimpleNamespace:
                 x = layer(x)
             return self.head(self.norm(x))
 
-    return SimpleNamespace(RMSNorm=RMSNorm, Attention=Attention, MLP=MLP, Block=Block, Model=Model)
+    return SimpleNamespace(Table=Table, RMSNorm=RMSNorm, Attention=Attention, MLP=MLP, Block=Block, Model=Model)
 
 
 def block_of(world: World, config: Config) -> Any:
