@@ -20,7 +20,7 @@ from hp_dtensor import (
     parallelize_module,
 )
 from hp_dtensor.chunk import chunk_size
-from hp_platform import init_device_mesh
+from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 from hp_tp import Linear2DParallel, describe
 
@@ -91,35 +91,58 @@ def gradients(world: World, layer: Any) -> dict[str, Any]:
     return {name: g.full_tensor() if hasattr(g, "_spec") else g for name, g in found.items()}
 
 
+def check(
+    world: World,
+    mesh: Any,
+    dims: tuple[int, ...],
+    inside: int,
+    out: int,
+    *,
+    row_dim: int,
+    bias: bool,
+    num_panels: int | None,
+) -> None:
+    """Result and gradients of one layer, for an input ``(*dims, inside)``."""
+    platform = world.platform
+    plain = stock_linear(world, inside, out, bias)
+    x, g = leaf(world, numbers(world, *dims, inside)), numbers(world, *dims, out, seed=1)
+    y = plain(x)
+    platform.backward([y], [g])
+
+    layer = stock_linear(world, inside, out, bias)
+    style = Linear2DParallel(row_dim=row_dim, num_panels=num_panels)
+    assert parallelize_module(layer, mesh, style) is layer
+    cut = (Shard(row_dim), Shard(-1))
+    own = leaf(world, distribute_tensor(platform.detach(x), mesh, cut).to_local())
+    result = layer(own)
+    platform.backward([result], [distribute_tensor(g, mesh, cut).to_local()])
+    assert_parity(
+        {
+            "y": whole(platform.detach(result), mesh, cut, tuple(y.shape)),
+            "x": whole(platform.get_grad(own), mesh, cut, tuple(x.shape)),
+            **gradients(world, layer),
+        },
+        {"y": platform.detach(y), "x": platform.get_grad(x), **gradients(world, plain)},
+        **tolerance(world),
+        name=f"{mesh}, {dims} x {inside} -> {out}",
+    )
+
+
 @distributed(world_size=[1, 2, 3, 4])
 def test_values_and_all_gradients_equal_those_of_one_process(world: World) -> None:
-    platform = world.platform
     for mesh_shape in ROWS_BY_COLUMNS[world.size]:
         mesh = mesh_of(world, mesh_shape)
         for dims, inside, out, row_dim, bias, num_panels in CASES:
-            plain = stock_linear(world, inside, out, bias)
-            x, g = leaf(world, numbers(world, *dims, inside)), numbers(world, *dims, out, seed=1)
-            y = plain(x)
-            platform.backward([y], [g])
+            check(world, mesh, dims, inside, out, row_dim=row_dim, bias=bias, num_panels=num_panels)
 
-            layer = stock_linear(world, inside, out, bias)
-            style = Linear2DParallel(row_dim=row_dim, num_panels=num_panels)
-            assert parallelize_module(layer, mesh, style) is layer
-            cut = (Shard(row_dim), Shard(-1))
-            own = leaf(world, distribute_tensor(platform.detach(x), mesh, cut).to_local())
-            result = layer(own)
-            platform.backward([result], [distribute_tensor(g, mesh, cut).to_local()])
-            name = f"mesh {mesh_shape}, {dims} x {inside} -> {out}"
-            assert_parity(
-                {
-                    "y": whole(platform.detach(result), mesh, cut, tuple(y.shape)),
-                    "x": whole(platform.get_grad(own), mesh, cut, tuple(x.shape)),
-                    **gradients(world, layer),
-                },
-                {"y": platform.detach(y), "x": platform.get_grad(x), **gradients(world, plain)},
-                **tolerance(world),
-                name=name,
-            )
+
+@distributed(world_size=[2, 4])
+def test_ranks_may_lie_on_the_mesh_in_any_order(world: World) -> None:
+    ranks = {2: [[[1, 0]], [[1], [0]]], 4: [[[3, 1], [2, 0]], [[2, 0, 3, 1]]]}
+    for order in ranks[world.size]:
+        mesh = DeviceMesh(world.device_type, order, mesh_dim_names=("tp_r", "tp_c"))
+        for dims, inside, out, row_dim, bias, num_panels in CASES[:3]:
+            check(world, mesh, dims, inside, out, row_dim=row_dim, bias=bias, num_panels=num_panels)
 
 
 @distributed(world_size=[2, 4])
