@@ -77,7 +77,7 @@ def _start(x: Tensor, rows: Matrices, policy: OverlapPolicy) -> Callable[[], Arr
     """Launch the communication; what it gives waits for its steps."""
     if policy.gather_by == "sends" and rows.outer == 1:
         return _start_sends(x, rows)
-    if rows.outer == 1 and rows.flat_cut.is_even:
+    if rows.flat_cut.is_even:
         return _start_all_gather(x, rows)
     return _start_any_gather(x, rows)
 
@@ -86,17 +86,12 @@ def _others(rows: Matrices) -> list[int]:
     return [coordinate for coordinate in range(len(rows.sizes)) if coordinate != rows.cut.index]
 
 
-def _empty_whole(x: Tensor, rows: Matrices) -> Tensor:
-    platform = get_platform()
-    return platform.empty((rows.outer, rows.total, x.shape[-1]), x.dtype, platform.device_of(x))
-
-
 def _start_all_gather(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
-    """Straight into the whole."""
+    """With one outer matrix straight into the whole; several blocks of each rank are put in their places when they have come."""
     platform = get_platform()
-    whole = _empty_whole(x, rows)
-    piece, target = rows.communicated(platform.detach(x)), rows.communicated(whole)
-    group = rows.cut.group
+    features, num_ranks, group = x.shape[-1], len(rows.sizes), rows.cut.group
+    piece = platform.reshape(platform.detach(x), (rows.outer * rows.sizes[0], features))
+    target = platform.empty((num_ranks * piece.shape[0], features), x.dtype, platform.device_of(x))
     task = run_beside(
         platform.device_of(x),
         lambda async_op: collectives.all_gather(piece, group, out=target, async_op=async_op),
@@ -105,13 +100,16 @@ def _start_all_gather(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
 
     def arrivals() -> Arrivals:
         task.wait()
-        yield whole, _others(rows)
+        whole = platform.reshape(target, (num_ranks, rows.outer, rows.sizes[0], features))
+        if rows.outer != 1:
+            whole = platform.contiguous(platform.transpose(whole, 0, 1))
+        yield platform.reshape(whole, (rows.outer, rows.total, features)), _others(rows)
 
     return arrivals
 
 
 def _start_any_gather(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
-    """Pieces of several sizes, or of several blocks each: they are put together when they have come."""
+    """Pieces of several sizes, or from ranks in another order: they are put together when they have come."""
     pending = transport.gather(rows.communicated(x), rows.flat_cut, async_op=True)
 
     def arrivals() -> Arrivals:
@@ -124,12 +122,9 @@ def _start_sends(x: Tensor, rows: Matrices) -> Callable[[], Arrivals]:
     """In step s the own piece goes to the s-th rank behind, and that of the s-th before comes."""
     platform = get_platform()
     cut, num_ranks = rows.cut, len(rows.sizes)
-    whole, x = _empty_whole(x, rows), platform.detach(x)
-    pieces = [
-        platform.narrow(platform.reshape(whole, (rows.total, x.shape[-1])), 0, start, size)
-        for start, size in zip(rows.starts, rows.sizes, strict=True)
-    ]
-    sent = rows.communicated(x)
+    sent = rows.communicated(platform.detach(x))
+    whole = platform.empty((1, rows.total, x.shape[-1]), x.dtype, platform.device_of(x))
+    pieces = platform.split(rows.communicated(whole), list(rows.sizes))
     tasks = []
     for step in range(1, num_ranks):
         target, source = (cut.index + step) % num_ranks, (cut.index - step) % num_ranks

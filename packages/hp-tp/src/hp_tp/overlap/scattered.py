@@ -58,15 +58,20 @@ def _reduce(total: Tensor, rows: Matrices) -> Callable[[], Tensor]:
     if not platform.supports("async_collectives", device):
         reduced = rows.of_communicated(transport.reduce_scatter(rows.communicated(total), cut))
         return lambda: reduced
-    if rows.outer != 1 or not cut.is_even:
+    if not cut.is_even:
         pending = transport.reduce_scatter(rows.communicated(total), cut, async_op=True)
         return lambda: rows.of_communicated(pending.wait())
-    out = platform.empty((1, rows.sizes[cut.index], total.shape[-1]), total.dtype, device)
-    task = _scatter_into(rows.communicated(out), rows.communicated(total), rows)
+    num_ranks, size, features = len(rows.sizes), rows.sizes[0], total.shape[-1]
+    if rows.outer != 1:  # the collective wants the ranks in front
+        total = platform.reshape(total, (rows.outer, num_ranks, size, features))
+        total = platform.contiguous(platform.transpose(total, 0, 1))
+    out = platform.empty((rows.outer * size, features), total.dtype, device)
+    blocks = platform.reshape(total, (num_ranks * rows.outer * size, features))
+    task = _scatter_into(out, blocks, rows)
 
     def wait() -> Tensor:
         task.wait()
-        return out
+        return platform.reshape(out, (rows.outer, size, features))
 
     return wait
 
