@@ -32,17 +32,20 @@ def check_model(world: World, config: Config, plan: Any) -> None:
 
 
 @pytest.mark.parametrize("local", [None, True])
-@distributed(world_size=(1, 2, 3))
+@distributed(world_size=(1, 2, 3), timeout=120)
 def test_three_steps_of_a_plain_tree_are_those_of_one_process(world: World, local: bool | None) -> None:
     """7 places divide over one rank only. None: attention on DTensors, since nobody knows how its code counts heads."""
-    for number, options in enumerate(SWITCHES):
-        config = Config(tied=number % 2 == 0, length=7, layers=1)
-        check_model(world, config, plan_for(model_of(world, config), local_attention=local, **options))
+    for number in (0, 3) if local else (1, 2):
+        config = Config(tied=number < 2, length=7, layers=1)
+        options = {"local_attention": local, **SWITCHES[number]}
+        check_model(world, config, plan_for(model_of(world, config), **options))
 
 
-@distributed(world_size=4, min_world_size=2)
+@distributed(world_size=4, min_world_size=2, timeout=120)
 def test_keys_and_values_that_do_not_divide_are_replicated(world: World) -> None:
     for number, kv_heads in enumerate((6, 2, 1)):
+        if kv_heads % world.size == 0:
+            continue  # with 2 ranks only one head is too few
         config = Config(kv_heads=kv_heads, layers=1, length=5)
         for local in (None, True):
             options = {"replicate_kv": True, "local_attention": local, **SWITCHES[number]}
