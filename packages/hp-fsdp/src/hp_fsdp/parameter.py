@@ -256,7 +256,8 @@ class ManagedParameter:
             total = self._wide if total is None else total + self._wide
         if found is not None:
             platform.set_grad(self.full, None)
-            found = platform.detach(found)
+            if platform.requires_grad(found):  # of a backward that records
+                found = platform.detach(found)
             if total is not None:
                 found = total + platform.cast(found, self.reduce_dtype)
             total = found
