@@ -107,12 +107,20 @@ class HSDPModule:
     def set_reduce_op_type(self, reduce_op_type: str, *, recurse: bool = True) -> None:
         """``"avg"`` (default): gradients are the mean over all ranks of the mesh; ``"sum"``: their sum.
 
-        For this unit and (``recurse``) all inside of it. ValueError for anything else. No communication.
+        For this unit and (``recurse``) all inside of it. ValueError for anything else, and for ``"sum"`` where parameters are
+        DTensors that stay as they are: their gradients are those of the loss that was computed. No communication.
         """
         if reduce_op_type not in ("avg", "sum"):
             raise ValueError(f"reduce_op_type must be 'avg' or 'sum', got {reduce_op_type!r}")
         op: Any = "mean" if reduce_op_type == "avg" else "sum"
-        for unit in _units(self, recurse):
+        units = _units(self, recurse)
+        staying = next((unit for unit in units if unit.leaves_dtensors), None)
+        if op == "sum" and staying is not None:
+            raise ValueError(
+                f"reduce_op_type 'sum': parameters of {staying.label} are DTensors that stay as they are, whose gradients are those of "
+                "the loss that was computed, over all ranks: scale the loss, or set_gradient_scaling_factor(number of ranks)"
+            )
+        for unit in units:
             unit.options.wishes = replace(unit.options.wishes, op=op)
 
     def set_gradient_scaling_factor(self, factor: Any, *, recurse: bool = True) -> None:
