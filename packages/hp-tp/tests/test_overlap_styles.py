@@ -82,7 +82,7 @@ WITH_EMBEDDINGS = ("torch", "cuda", "npu")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@distributed(world_size=(1, 2, 3, 4), backends=WITH_EMBEDDINGS)
+@distributed(world_size=(2, 4), backends=WITH_EMBEDDINGS)
 def test_three_steps_of_a_model_are_those_of_one_process(world: World, policy: str) -> None:
     config = replace(FEW if world.size == 4 else CONFIG, tied=True)
 
@@ -95,7 +95,7 @@ def test_three_steps_of_a_model_are_those_of_one_process(world: World, policy: s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@distributed(world_size=(2, 3, 4), backends=WITH_EMBEDDINGS)
+@distributed(world_size=3, backends=WITH_EMBEDDINGS)
 def test_a_sequence_that_does_not_divide_travels_in_dtensors(world: World, policy: str) -> None:
     for length in (7, 2):
         config = replace(FEW if world.size == 4 else CONFIG, length=length)
