@@ -102,10 +102,9 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
         return _made(StackedExperts, note)
     if role is Role.BLOCK:
         return _made(PrepareHidden, note, layouts=stream) if choices.is_cut else None
-    # What a table of positions gives is added to the stream.
-    meets = (
-        {"use_local_output": False} if choices.is_cut and embedding_weight(part.module) is not None else {}
-    )
+    # What a table of positions gives is added to the stream, and what an unknown part of attention gives to DTensors.
+    is_added = choices.is_cut and embedding_weight(part.module) is not None
+    meets = {"use_local_output": False} if is_added or not part.is_local else {}
     return _made(Replicated, f"replicated: {part.reason}", **meets)
 
 
