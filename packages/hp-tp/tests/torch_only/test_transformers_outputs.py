@@ -162,3 +162,20 @@ def test_a_layer_sends_what_the_textbook_says(world: World) -> None:
             ]
         else:
             assert of_layer == [{"all_reduce": 2}, {"all_reduce": 2}]
+
+
+@distributed(world_size=(2, 4), backends=TORCH)
+def test_the_loss_moves_a_few_numbers_per_word_and_no_logits(world: World) -> None:
+    """With 2001 words the logits have 2001 numbers per place, and everything else at most 34."""
+    ids = ids_of(world, 8)
+    sizes = {"vocab_size": 2001, "num_hidden_layers": 1, "num_key_value_heads": 4}
+    for sequence in (False, True):
+        reference, model = both(world, options={"sequence_parallel": sequence}, **sizes)
+        expected = reference(ids, labels=ids).loss
+        with count_collectives() as counted:
+            found = model(ids, labels=ids)
+            found.loss.backward()
+        assert_parity(whole(found.loss), expected.detach(), **ROUNDED, name="loss")
+        assert isinstance(found.logits, DTensor)
+        # The gradient of the hidden states, 24 numbers, is all that comes back from the head.
+        assert max(launch.nbytes for launch in counted.record.launches) <= ids.numel() * 34 * 8

@@ -12,6 +12,7 @@ from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.nest import map_leaves
 from hp_dtensor.placements import Shard
 from hp_platform import get_platform
+from hp_tp.loss.context import loss_parallel
 from hp_tp.plans.replicated import own_pieces, place_whole
 from hp_tp.styles.cutting import check_line
 from hp_tp.styles.placing import run_with
@@ -97,7 +98,8 @@ class PrepareModel(ParallelStyle):
         arguments: names of arguments with hidden states, which are brought to ``layouts``; None: the first one.
         layouts: how hidden states lie inside; None (default): the arguments stay as they are.
         cut_logits: whether results that are cut along their last dim, the classes, stay DTensors while gradients are recorded:
-            for losses that need no whole logits. Without gradients (``generate``, evaluation) they are whole.
+            for losses that need no whole logits, such as the model's own, which runs inside of :func:`hp_tp.loss_parallel`.
+            Without gradients (``generate``, evaluation) they are whole.
 
     Results may be nested in tuples and dicts. Its own parameters become DTensors Replicate. Communication: for a result that is
     cut one all-gather, in backward none.
@@ -136,7 +138,10 @@ class WholeModel:
     ) -> Any:
         if self.entrance is not None:
             args, kwargs = self.entrance.brought(args, kwargs)
-        return map_leaves(self._whole, own(*args, **kwargs))
+        if not self.cut_logits:
+            return map_leaves(self._whole, own(*args, **kwargs))
+        with loss_parallel(strict=False):
+            return map_leaves(self._whole, own(*args, **kwargs))
 
     def _whole(self, x: Any) -> Any:
         if not is_dtensor(x):

@@ -124,7 +124,8 @@ def _chosen(model: Any, parts: list[Part], choices: Choices) -> dict[str, Recipe
 
 
 def _for_model(model: Any, parts: list[Part], choices: Choices) -> Recipe:
-    options: dict[str, Any] = {"cut_logits": choices.loss_parallel}
+    has_head = any(part.role is Role.HEAD for part in parts)
+    options: dict[str, Any] = {"cut_logits": has_head and choices.cuts_logits}
     if choices.is_cut and all(part.role is not Role.EMBEDDING for part in parts):
         options["layouts"] = choices.stream  # of its first argument
     elif choices.is_cut and _hidden_arguments(model):
