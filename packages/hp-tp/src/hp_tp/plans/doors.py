@@ -14,6 +14,7 @@ from hp_dtensor.placements import Shard
 from hp_platform import get_platform
 from hp_tp.loss.context import loss_parallel
 from hp_tp.plans.replicated import own_pieces, place_whole
+from hp_tp.styles.collectives import Collectives, Transfer
 from hp_tp.styles.cutting import check_line
 from hp_tp.styles.placing import run_with
 
@@ -209,3 +210,10 @@ class BetweenDoors:
     def _back(self, y: Tensor) -> Any:
         placed = whole_dtensor(y, self.mesh).redistribute(placements=[self.wanted])
         return placed.to_local() if self.use_local else placed
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.mesh.shape[0] == 1 or self.wanted.is_replicate():
+            return Collectives()
+        gathers = [Transfer("all_gather", what) for what in ("the input", "the result's gradient")]
+        return Collectives((gathers[0],), (gathers[1],))

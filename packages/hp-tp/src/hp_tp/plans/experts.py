@@ -9,6 +9,7 @@ from typing import Any
 from hp_dtensor import ParallelStyle, Placement, Shard, conversions
 from hp_platform import ProcessGroup, get_platform
 from hp_tp.plans.replicated import own_pieces
+from hp_tp.styles.collectives import Collectives, Transfer
 from hp_tp.styles.cutting import check_line
 from hp_tp.styles.placing import check_unplaced, place, run_with
 
@@ -92,3 +93,10 @@ class SummedExperts:
         return (
             conversions.mark(x, (group,)) if platform.requires_grad(x) and platform.is_grad_enabled() else x
         )
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.group is None:
+            return Collectives()
+        back = tuple(Transfer("all_reduce", f"the gradient of {what}") for what in ("tokens", "routes"))
+        return Collectives((Transfer("all_reduce", "the result"),), back)
