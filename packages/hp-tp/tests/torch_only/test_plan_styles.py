@@ -119,7 +119,7 @@ def test_describe_tells_what_experts_send(world: World) -> None:
     told = [
         line.split(maxsplit=1) for line in str(describe(model)).splitlines() if line.startswith("mixture")
     ]
-    sent = {name: row for name, row in reversed(told)}  # the first row of a module has it
+    sent = dict(reversed(told))  # the first row of a module has it
     assert "forward: all_reduce of the result" in sent["mixture.experts"]
     assert (
         "backward: all_reduce of the gradient of tokens, all_reduce of the gradient of routes"

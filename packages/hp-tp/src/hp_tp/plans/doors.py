@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle, Placement, Replicate
+from hp_dtensor import DTensor, Placement, Replicate
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.nest import map_leaves
 from hp_dtensor.placements import Shard
 from hp_platform import get_platform
 from hp_tp.loss.context import loss_parallel
-from hp_tp.plans.replicated import own_pieces, place_whole
+from hp_tp.plans.overriding import OverridingStyle
+from hp_tp.plans.replicated import own_pieces
 from hp_tp.styles.collectives import Collectives, Transfer
-from hp_tp.styles.cutting import check_line
 from hp_tp.styles.placing import run_with
 
 Tensor = Any
 Module = Any
 
 
-class PrepareHidden(ParallelStyle):
+class PrepareHidden(OverridingStyle):
     """Bring hidden states that are given to a module as whole plain tensors to where they lie between its layers.
 
     Args:
@@ -37,13 +37,9 @@ class PrepareHidden(ParallelStyle):
         self.arguments = None if arguments is None else tuple(arguments)
         self.layouts = layouts
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the module's forward behind its door."""
-        check_line(device_mesh, "PrepareHidden")
-        place_whole(module, device_mesh, self.src_data_rank)
-        places = argument_places(module, self.arguments)
-        get_platform().override_forward(module, BehindDoor(device_mesh, self.layouts, places))
-        return module
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The module's forward behind its door."""
+        return BehindDoor(mesh, self.layouts, argument_places(module, self.arguments))
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ def argument_places(module: Module, arguments: Sequence[str] | None) -> tuple[tu
     return tuple((known.index(name), name) for name in arguments)
 
 
-class PrepareModel(ParallelStyle):
+class PrepareModel(OverridingStyle):
     """Let a model take whole plain tensors and give whole plain tensors, whatever lies within.
 
     Args:
@@ -116,15 +112,12 @@ class PrepareModel(ParallelStyle):
         self.arguments = None if arguments is None else tuple(arguments)
         self.layouts, self.cut_logits = layouts, cut_logits
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the model's forward between its doors."""
-        check_line(device_mesh, "PrepareModel")
-        place_whole(module, device_mesh, self.src_data_rank)
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The model's forward between its doors."""
         entrance = None
         if self.layouts is not None:
-            entrance = BehindDoor(device_mesh, self.layouts, argument_places(module, self.arguments))
-        get_platform().override_forward(module, WholeModel(entrance, self.cut_logits))
-        return module
+            entrance = BehindDoor(mesh, self.layouts, argument_places(module, self.arguments))
+        return WholeModel(entrance, self.cut_logits)
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ def whole_dtensor(x: Any, mesh: Any) -> Any:
     return x if is_dtensor(x) else DTensor.from_local(x, mesh, [Replicate()], shape=tuple(x.shape))
 
 
-class PrepareMixture(ParallelStyle):
+class PrepareMixture(OverridingStyle):
     """Let a mixture of experts see the whole hidden states as a plain tensor, and bring its result back to where they came from.
 
     Args:
@@ -174,13 +167,9 @@ class PrepareMixture(ParallelStyle):
     def __init__(self, *, output_layouts: Placement, use_local_output: bool) -> None:
         self.output_layouts, self.use_local_output = output_layouts, use_local_output
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the mixture's forward between its doors."""
-        check_line(device_mesh, "PrepareMixture")
-        place_whole(module, device_mesh, self.src_data_rank)
-        forward = BetweenDoors(device_mesh, self.output_layouts, self.use_local_output)
-        get_platform().override_forward(module, forward)
-        return module
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The mixture's forward between its doors."""
+        return BetweenDoors(mesh, self.output_layouts, self.use_local_output)
 
 
 @dataclass(frozen=True)
