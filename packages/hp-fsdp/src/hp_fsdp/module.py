@@ -141,7 +141,8 @@ class HSDPModule:
             unit.options.wishes = replace(unit.options.wishes, factor=factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation.
+        """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation. After a backward
+        that ended with an exception, also free the whole parameters that it has left.
 
         ``set_to_none`` False: fill them with zeros. Communication: none of its own; reductions that are under way are waited for,
         which on devices without streams (cpu) includes their all-reduce of replicas.
@@ -150,6 +151,7 @@ class HSDPModule:
         cleared = set()
         for unit in units_in(platform, self):
             if unit.context is not None:
+                unit.context.forget_dead_backward()
                 with platform.no_grad():
                     unit.context.drain()
             unit.forget_gradients()
