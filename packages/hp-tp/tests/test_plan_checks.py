@@ -15,7 +15,7 @@ from hp_tp import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParal
 sys.path.insert(0, str(Path(__file__).parent))
 from tp_models import Config, block_plan, make_mesh, model_of, model_plan
 
-CONFIG = Config(heads=4, kv_heads=2, head_dim=2, hidden=5, layers=2, length=4)
+CONFIG = Config(heads=5, kv_heads=5, head_dim=2, hidden=5, layers=2, length=4)
 
 
 def refused(world: World, plan: dict[str, Any], message: str) -> None:
@@ -38,13 +38,13 @@ def test_what_does_not_fit_at_the_end_of_a_plan_is_told_before_anything_changes(
     refused(
         world,
         plan,
-        r"^'layers\.0\.attention\.q': ColwiseParallel: 4 heads of this Linear do not divide over 3 ranks",
+        r"^'layers\.0\.attention\.q': ColwiseParallel: 5 heads of this Linear do not divide over [23] ranks",
     )
     good = {"embed": RowwiseParallel(), "layers.*.mlp.up": ColwiseParallel()}
     refused(
         world,
-        {**good, "layers.1.attention.v": ColwiseParallel(heads=2)},
-        r"^'layers\.1\.attention\.v': ColwiseParallel: 2 heads of this Linear do not divide over 3.*replicate_kv=True",
+        {**good, "layers.1.attention.v": ColwiseParallel(heads=5)},
+        r"^'layers\.1\.attention\.v': ColwiseParallel: 5 heads of this Linear do not divide over [23].*replicate_kv=True",
     )
     refused(
         world,
