@@ -262,3 +262,35 @@ def test_second_derivatives_are_those_of_the_unsharded_program(world: World) -> 
             atol=_tolerance(world, 1e-9),
             name=f"x at {x_at}",
         )
+
+
+@distributed(world_size=4)
+def test_what_a_move_leaves_whole_is_added_up_before_it_and_once_for_all_uses(world: World) -> None:
+    """A bias that one rank of a row adds to a sum over the row moves along one mesh dim; ranks of a column differ in samples."""
+    platform, mesh = world.platform, init_device_mesh(world.device_type, (world.size // 2, 2))
+    dtype = "float64" if platform.supports("float64_compute", world.device) else "float32"
+    shapes = {"x": ((6, 4), (S0, S1)), "w": ((3, 4), (R, S1)), "b": ((3,), (R, R))}
+    whole, parts = {}, {}
+    for number, (name, (shape, placements)) in enumerate(shapes.items()):
+        values = platform.arange(0, shape[0] * (shape[1] if len(shape) > 1 else 1), dtype="float32")
+        values = platform.cast(platform.reshape(values, shape) / 10 + number, dtype)
+        values = platform.to_device(values, world.device)
+        whole[name] = platform.set_requires_grad_(values, True)
+        parts[name] = distribute_tensor(platform.detach(values), mesh, placements).requires_grad_()
+
+    def loss_of(t: Tensors) -> Any:
+        once = platform.linear(t["x"], t["w"], t["b"])
+        twice = platform.linear(t["x"] * 2, t["w"], t["b"])
+        return _mean_of_squares(once + twice)
+
+    platform.backward([loss_of(whole)])
+    loss = loss_of(parts)
+    with count_collectives() as counted:
+        platform.backward([loss])
+    for name, x in parts.items():
+        # Sums of at most 24 positive products: some tens of roundings.
+        rtol = 1e-13 if dtype == "float64" else 1e-5
+        assert_parity(x.grad, platform.get_grad(whole[name]), rtol=rtol, atol=0.0, name=name)
+    along_columns = [x for x in counted.record.launches if x.group is mesh.get_group(0)]
+    many = mesh.size(0) > 1
+    assert [x.kind for x in along_columns] == ["all_reduce"] * 2 * many, "the weight and the bias"

@@ -64,6 +64,25 @@ def test_another_backward_may_follow_without_a_forward_between(world: World, at:
     assert all(unit.state is ShardState.SHARDED for unit in pair.units)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@distributed(world_size=2)
+def test_clearing_gradients_after_a_failed_backward_leaves_shards(world: World, at: int) -> None:
+    pair, platform = Pair(world, four_layers, shard_layers), world.platform
+    own = dict(platform.named_parameters(pair.sharded))
+    pair.backward(pair.loss(0))  # so that units look ahead
+    pair.sharded.zero_grad()
+    with pytest.raises(RuntimeError, match="in the middle of backward"):
+        pair.backward(failing_loss(pair, at))
+    pair.sharded.zero_grad()
+    found = dict(platform.named_parameters(pair.sharded))
+    assert list(found) == list(own)
+    assert all(found[name] is own[name] for name in own)
+    assert all(unit.state is ShardState.SHARDED for unit in pair.units[1:])
+    pair.backward(pair.loss(1))
+    pair.backward(pair.reference_loss(1))
+    pair.check()
+
+
 @pytest.mark.parametrize("at", [0, 1])
 @distributed(world_size=2)
 def test_gradients_that_an_optimizer_has_cleared_do_not_come_back(world: World, at: int) -> None:

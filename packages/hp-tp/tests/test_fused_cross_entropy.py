@@ -190,6 +190,9 @@ def test_rows_may_be_cut_over_another_mesh_dim(world: World) -> None:
         head = Head.of((rows, 2), 7, reduction=reduction, weight=np.arange(1.0, 8))
         for of_x in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (Replicate(), Shard(0))):
             heads.check_dtensors(head, f"{reduction}, input {of_x}", of_x, (Replicate(), Shard(0)))
+        # Joined along the first mesh dim only, behind which the second one cuts.
+        of_x, of_weight = (Shard(0), Shard(0)), (Shard(0), Replicate())
+        heads.check_dtensors(head, f"{reduction}, input {of_x}, first dim", of_x, of_weight)
 
 
 @distributed(2)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hp_dtensor import Replicate, Shard
+from hp_platform import collectives
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 from hp_tp import parallelize_module
 
@@ -32,17 +34,14 @@ from tp_models import (
     tolerance,
 )
 
-from hp_dtensor import Replicate
-from hp_platform import collectives
-
 USUAL = Config()
 """12 query heads and 6 of keys and values: 1, 2 and 3 ranks; with replicated keys and values also 4."""
-FEW = Config(heads=4, kv_heads=2, head_dim=4, hidden=10)
-ONE = Config(heads=12, kv_heads=1, hidden=13)
+FEW = Config(heads=4, kv_heads=2, head_dim=4, hidden=10, layers=1, tied=True)
+ONE = Config(heads=12, kv_heads=1, hidden=13, layers=1, bias=False)
 
 
 def check_model(world: World, config: Config, **kwargs: Any) -> None:
-    """Three steps of a model, with the logits of the first of them."""
+    """Three steps of a model."""
 
     def loss_of(model: Any, step: int) -> Any:
         ids, targets = token_ids(world, config, step)
@@ -51,35 +50,39 @@ def check_model(world: World, config: Config, **kwargs: Any) -> None:
     check_steps(world, lambda: model_of(world, config), model_plan(config, world.size, **kwargs), loss_of)
 
 
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("logits", [None, Shard(-1)], ids=["whole loss", "loss over cut classes"])
+@pytest.mark.parametrize("sequence", [False, True], ids=["whole sequence", "cut sequence"])
 @distributed(world_size=(1, 2, 3))
-def test_three_steps_of_a_model_are_those_of_one_process(world: World, sequence: bool) -> None:
-    for tied in (False, True):
-        check_model(world, replace(USUAL, tied=tied), sequence=sequence)
+def test_three_steps_of_a_model_are_those_of_one_process(world: World, sequence: bool, logits: Any) -> None:
+    config = replace(USUAL, tied=sequence == (logits is None))
+    check_model(world, config, sequence=sequence, logits=logits)
 
 
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("sequence", [False, True], ids=["whole sequence", "cut sequence"])
 @distributed(world_size=4)
 def test_keys_and_values_that_do_not_divide_are_computed_by_several_ranks(
     world: World, sequence: bool
 ) -> None:
-    for config in (USUAL, replace(FEW, tied=True), replace(ONE, bias=False)):
-        check_model(world, config, sequence=sequence)
+    for config, logits in ((USUAL, None), (FEW, Shard(-1)), (ONE, Shard(-1))):
+        check_model(world, config, sequence=sequence, logits=logits)
 
 
 @distributed(world_size=(2, 3))
 def test_one_head_of_keys_and_values_serves_all_ranks(world: World) -> None:
-    for sequence in (False, True):
-        check_model(world, replace(ONE, layers=1), sequence=sequence)
+    check_model(world, replace(ONE, layers=1), sequence=world.size == 3)
+
+
+@distributed(world_size=(2, 3))
+def test_cut_sequences_may_travel_as_plain_pieces_alone(world: World) -> None:
+    check_model(world, USUAL, sequence=True, is_plain=True, logits=Shard(-1))
 
 
 @distributed(world_size=(2, 3, 4))
 def test_a_sequence_that_does_not_divide_travels_in_dtensors(world: World) -> None:
     """7 places are 4 and 3, or 3, 3 and 1, or 2, 2, 2 and 1; 2 places leave ranks without any."""
     for length in (7, 2):
-        check_model(
-            world, replace(FEW if world.size == 4 else USUAL, length=length), sequence=True, use_local=False
-        )
+        config = replace(FEW if world.size == 4 else USUAL, length=length, layers=1)
+        check_model(world, config, sequence=True, use_local=False)
 
 
 @distributed(world_size=(1, 2, 3))
@@ -99,7 +102,7 @@ def test_a_layer_gives_output_and_gradients_of_one_process(world: World) -> None
 def test_replicas_are_equal_bit_for_bit_after_fifty_steps(world: World) -> None:
     """Norms and biases, and keys and values that do not divide; with and without cut sequences."""
     platform = world.platform
-    config = replace(FEW, kv_heads=1, layers=1, length=4)
+    config = replace(FEW, kv_heads=1, tied=False, length=4)
     for sequence in (False, True):
         model = parallelize_module(
             model_of(world, config), make_mesh(world), model_plan(config, world.size, sequence=sequence)

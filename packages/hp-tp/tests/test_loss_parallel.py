@@ -270,6 +270,37 @@ def test_second_derivatives_are_those_of_one_process(world: World) -> None:
 
 
 @distributed(2, backends=("torch", "cuda"))
+def test_every_spelling_of_torch_is_meant(world: World) -> None:
+    import torch
+
+    losses = Losses(world)
+    scores, target = numbers(4, 5), torch.tensor(targets(5, 4), device=world.device)
+    whole, cut = torch.tensor(scores, device=world.device), losses.tensor(scores, Shard(1))
+    weight = torch.arange(1.0, 6, dtype=whole.dtype, device=world.device)
+    spellings = {
+        "method": lambda x: x.log_softmax(-1),
+        "torch": lambda x: torch.log_softmax(x, dim=1),
+        "special": lambda x: torch.special.log_softmax(x, -1),
+        "functional": lambda x: torch.nn.functional.log_softmax(x, dim=-1),
+        "module": torch.nn.LogSoftmax(dim=1),
+        "dtype": lambda x: torch.log_softmax(x, 1, dtype=torch.float32),
+        "keyword": lambda x: torch.nn.functional.log_softmax(input=x, dim=1, dtype=torch.float32),
+        "loss module": lambda x: torch.nn.CrossEntropyLoss(weight, label_smoothing=0.1)(x, target),
+        "keywords": lambda x: torch.nn.functional.cross_entropy(input=x, target=target, reduction="sum"),
+        "both": lambda x: torch.nn.NLLLoss()(torch.nn.LogSoftmax(dim=-1)(x), target),
+    }
+    for name, spelling in spellings.items():
+        expected = spelling(whole)
+        with loss_parallel(), count_collectives() as counted:
+            found = spelling(cut)
+        assert set(counted.counts) == {"all_reduce"}, f"{name}: {counted.record}"
+        assert found.dtype == expected.dtype, name
+        # Scores that are cast to float32 are sums of 5 terms near 1 there.
+        atol = losses.atol if found.dtype == torch.float64 else 2e-6
+        check_near(found.full_tensor(), expected.cpu().double().numpy(), name=name, atol=atol)
+
+
+@distributed(2, backends=("torch", "cuda"))
 def test_check_spmd_finds_nothing_to_say(world: World) -> None:
     from hp_dtensor import check_spmd
 

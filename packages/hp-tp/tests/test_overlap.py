@@ -13,10 +13,11 @@ from hp_dtensor.transport import Cut
 from hp_platform.testing import World, count_collectives, distributed
 from hp_tp.overlap import OverlapPolicy, all_gather_matmul, matmul_reduce_scatter
 
-WHOLE = OverlapPolicy()  # no input here is so large that it is cut
+PLAIN = OverlapPolicy()  # no input here is so large that anything runs beside
+WHOLE = OverlapPolicy(min_nbytes=0, features_per_peer=1000)  # products are not cut, but gradients run beside
 CUT = OverlapPolicy(min_nbytes=0, features_per_peer=0, chunk_nbytes=0, max_chunks=3)
 SENDS = OverlapPolicy(min_nbytes=0, chunk_nbytes=0, max_chunks=2, gather_by="sends")
-POLICIES = {"whole": WHOLE, "cut": CUT, "sends": SENDS}
+POLICIES = {"plain": PLAIN, "whole": WHOLE, "cut": CUT, "sends": SENDS}
 WORLDS = (1, 2, 3, 4)
 # Shape of the whole but for its features, and the dim that is cut.
 LAYOUTS = {
@@ -261,9 +262,10 @@ def test_as_many_bytes_are_moved_as_by_the_plain_program(world: World) -> None:
     itemsize = 8 if platform.supports("reduce_float64", world.device_type) else 4
     gathered, summed = 12 * 5 * itemsize, 12 * 4 * itemsize  # whole input and result of "rows"
     is_asynchronous = platform.supports("async_collectives", world.device_type)
-    forward, backward = communication(world, "rows", WHOLE)
-    assert forward == {"all_gather": (1, gathered), "reduce_scatter": (1, summed)}
-    assert backward == {"all_gather": (1, summed), "reduce_scatter": (1, gathered)}
+    for policy in (PLAIN, WHOLE):
+        forward, backward = communication(world, "rows", policy)
+        assert forward == {"all_gather": (1, gathered), "reduce_scatter": (1, summed)}
+        assert backward == {"all_gather": (1, summed), "reduce_scatter": (1, gathered)}
 
     forward, backward = communication(world, "rows", CUT)
     chunks = 3 if is_asynchronous else 1
@@ -301,19 +303,18 @@ def test_one_rank_communicates_nothing(world: World) -> None:
 
 
 def test_a_reduction_is_cut_into_chunks_of_the_size_in_the_policy() -> None:
-    policy = OverlapPolicy(min_nbytes=32, chunk_nbytes=16, max_chunks=4)
+    policy = OverlapPolicy(chunk_nbytes=16, max_chunks=4)
     numbers = {nbytes: policy.num_chunks(nbytes) for nbytes in (0, 31, 32, 47, 48, 64, 1000)}
     assert numbers == {0: 1, 31: 1, 32: 2, 47: 2, 48: 3, 64: 4, 1000: 4}
-    assert OverlapPolicy(min_nbytes=0, chunk_nbytes=0).num_chunks(0) == 1
+    assert OverlapPolicy(chunk_nbytes=0).num_chunks(0) == 1
 
 
 def test_a_gather_is_cut_where_there_are_features_to_hide_it() -> None:
-    policy = OverlapPolicy(min_nbytes=100, features_per_peer=8)
-    assert policy.cuts_gather(100, 24, 4)
-    assert not policy.cuts_gather(100, 23, 4)
-    assert not policy.cuts_gather(99, 24, 4)
+    policy = OverlapPolicy(features_per_peer=8)
+    assert policy.cuts_gather(24, 4)
+    assert not policy.cuts_gather(23, 4)
     # Whether pieces are sent must not depend on features, of which ranks may have different numbers.
-    assert OverlapPolicy(min_nbytes=100, gather_by="sends").cuts_gather(100, 0, 4)
+    assert OverlapPolicy(gather_by="sends").cuts_gather(0, 4)
 
 
 @distributed(world_size=2)
@@ -321,11 +322,15 @@ def test_the_backward_says_that_it_begins(world: World) -> None:
     platform = world.platform
     numbers, cut = Numbers.of(world, (12,), 6).values, cut_of(world, 12, 0)
     mine, calls = leaves(world, local(numbers, cut)), []
-    (product,), whole = all_gather_matmul(mine["x"], [mine["first"]], cut, used=lambda: calls.append(1))
-    loss = platform.sum(product) + platform.sum(whole)
-    assert not calls
-    platform.backward([loss])
-    assert calls == [1]
+    for policy in POLICIES.values():
+        calls.clear()
+        (product,), whole = all_gather_matmul(
+            mine["x"], [mine["first"]], cut, policy=policy, used=lambda: calls.append(1)
+        )
+        loss = platform.sum(product) + platform.sum(whole)
+        assert not calls
+        platform.backward([loss])
+        assert calls == [1]
 
 
 @distributed(world_size=2, backends=("torch", "cuda", "npu"))

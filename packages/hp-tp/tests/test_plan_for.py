@@ -117,17 +117,22 @@ def test_wrong_calls_say_what_was_given_and_what_to_do(world: World) -> None:
 
 @distributed(world_size=4, min_world_size=4, backends=("torch", "cuda"))
 def test_heads_that_do_not_divide_are_named_when_the_plan_is_applied(world: World) -> None:
-    mesh = make_mesh(world)
+    def refused(model: Any, plan: Any, message: str) -> None:
+        platform = world.platform
+        before = [(type(m), platform.state_dict(m).keys()) for _, m in platform.named_modules(model)]
+        with pytest.raises(ValueError, match=message):
+            parallelize_module(model, make_mesh(world), plan)
+        after = [(type(m), platform.state_dict(m).keys()) for _, m in platform.named_modules(model)]
+        assert after == before, "a refused plan changes nothing"
+
     model = model_of(world, Config(heads=6, kv_heads=6))
-    with pytest.raises(ValueError, match="6 heads of this Linear do not divide over 4 ranks"):
-        parallelize_module(model, mesh, plan_for(model))
+    message = (
+        r"^'layers\.0\.attention\.q': ColwiseParallel: 6 heads of this Linear do not divide over 4 ranks"
+    )
+    refused(model, plan_for(model), message)
     model = model_of(world, Config(heads=12, kv_heads=6))
-    with pytest.raises(
-        ValueError, match="6 heads of this Linear do not divide over 4 ranks.*replicate_kv=True"
-    ):
-        parallelize_module(model, mesh, plan_for(model))
-    model = model_of(world, Config(layers=2))
-    plan = plan_for(model)
+    message = r"^'layers\.0\.attention\.k': .* 6 heads of this Linear do not divide over 4.*replicate_kv=True"
+    refused(model, plan_for(model), message)
+    plan = plan_for(model, replicate_kv=True)
     plan["layers.*.mlp.gates"] = ColwiseParallel()
-    with pytest.raises(ValueError, match="did you mean 'layers"):
-        parallelize_module(model, mesh, plan)
+    refused(model, plan, "did you mean 'layers")

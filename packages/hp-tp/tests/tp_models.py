@@ -14,7 +14,14 @@ import numpy as np
 from hp_dtensor import DTensor, Replicate, Shard
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, assert_parity
-from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel, SequenceParallel, parallelize_module
+from hp_tp import (
+    ColwiseParallel,
+    ModuleCuts,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+    vocab_parallel_cross_entropy,
+)
 
 BATCH = 2
 LEARNING_RATE = 0.1
@@ -198,7 +205,9 @@ def classes(platform: Any) -> SimpleNamespace:
                 x = layer(x)
             return self.head(self.norm(x))
 
-    return SimpleNamespace(Table=Table, RMSNorm=RMSNorm, Attention=Attention, MLP=MLP, Block=Block, Model=Model)
+    return SimpleNamespace(
+        Table=Table, RMSNorm=RMSNorm, Attention=Attention, MLP=MLP, Block=Block, Model=Model
+    )
 
 
 def block_of(world: World, config: Config) -> Any:
@@ -226,43 +235,65 @@ def token_ids(world: World, config: Config, step: int = 0) -> tuple[Any, Any]:
 
 # ------------------------------------------------------------------------------------------------------------------- plans
 def block_plan(
-    config: Config, tp: int, *, sequence: bool = False, use_local: bool = True, prefix: str = ""
+    config: Config,
+    tp: int,
+    *,
+    sequence: bool = False,
+    use_local: bool = True,
+    is_plain: bool = False,
+    prefix: str = "",
 ) -> dict[str, Any]:
     """The plan of one layer whose input and output are whole, or with ``sequence`` cut along dim 1.
 
-    ``use_local`` False: the residual stream is made of DTensors, as it must be if the length does not divide.
+    ``use_local`` False: the residual stream is made of DTensors, as it must be if the length does not divide. ``is_plain``: there are
+    no DTensors at all among the activations, as it must be in compiled layers.
     """
     out = {"output_layouts": Shard(1) if sequence else Replicate(), "use_local_output": use_local}
+    given: dict[str, Any] = {"input_layouts": Shard(1)} if is_plain and sequence else {}
     kv: dict[str, Any] = {"heads": config.kv_heads}
     if config.kv_heads % tp:
         kv = {"heads": config.kv_heads, "query_heads": config.heads, "replicate_kv": True}
     plan: dict[str, Any] = {
-        "attention.q": ColwiseParallel(heads=config.heads),
-        "attention.[kv]": ColwiseParallel(**kv),
+        "attention.q": ColwiseParallel(heads=config.heads, **given),
+        "attention.[kv]": ColwiseParallel(**kv, **given),
         "attention.o": RowwiseParallel(heads=config.heads, **out),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
+        "mlp.gate": ColwiseParallel(**given),
+        "mlp.up": ColwiseParallel(**given),
         "mlp.down": RowwiseParallel(**out),
     }
     if sequence:
-        plan["norm[12]"] = SequenceParallel()
+        plan["norm[12]"] = norm_style(is_plain)
     return {prefix + name: style for name, style in plan.items()}
 
 
+def norm_style(is_plain: bool) -> SequenceParallel:
+    return SequenceParallel(use_local_output=is_plain, local=is_plain or None)
+
+
 def model_plan(
-    config: Config, tp: int, *, sequence: bool = False, use_local: bool = True, logits: Any = None
+    config: Config,
+    tp: int,
+    *,
+    sequence: bool = False,
+    use_local: bool = True,
+    is_plain: bool = False,
+    logits: Any = None,
 ) -> dict[str, Any]:
-    """The plan of a whole model; ``logits``: how they come out, whole unless said otherwise."""
+    """The plan of a whole model; ``logits``: how they come out, whole and plain unless said otherwise."""
     first = Shard(1) if sequence else Replicate()
     plan: dict[str, Any] = {
         "embed": RowwiseParallel(output_layouts=first, use_local_output=use_local),
-        **block_plan(config, tp, sequence=sequence, use_local=use_local, prefix="layers.*."),
+        **block_plan(
+            config, tp, sequence=sequence, use_local=use_local, is_plain=is_plain, prefix="layers.*."
+        ),
         "head": ColwiseParallel(
-            output_layouts=Replicate() if logits is None else logits, use_local_output=logits is None
+            input_layouts=first if is_plain else None,
+            output_layouts=Replicate() if logits is None else logits,
+            use_local_output=logits is None,
         ),
     }
     if sequence:
-        plan["norm"] = SequenceParallel()
+        plan["norm"] = norm_style(is_plain)
     return plan
 
 
@@ -273,7 +304,10 @@ def mean_square(platform: Any, output: Any) -> Any:
 
 
 def cross_entropy(platform: Any, logits: Any, targets: Any) -> Any:
-    """Of plain logits ``(BATCH, length, vocabulary)``."""
+    """Of logits ``(BATCH, length, vocabulary)``, whole; or DTensors whose classes are cut."""
+    if isinstance(logits, DTensor):
+        rows = logits.reshape((-1, logits.shape[-1]))
+        return vocab_parallel_cross_entropy(rows, platform.reshape(targets, (-1,)))
     return platform.cross_entropy(
         platform.reshape(logits, (-1, logits.shape[-1])), platform.reshape(targets, (-1,))
     )

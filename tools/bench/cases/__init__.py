@@ -13,6 +13,7 @@ from bench.cases import (
     dtensor_redistribution,
     fsdp_host,
     platform_calls,
+    tp_host,
 )
 
 CASES: dict[str, Case] = {
@@ -26,5 +27,6 @@ CASES: dict[str, Case] = {
         *dropout.CASES,
         *checkpoint.CASES,
         *fsdp_host.CASES,
+        *tp_host.CASES,
     )
 }

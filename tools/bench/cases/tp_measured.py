@@ -14,8 +14,8 @@ from bench.cases.tp_sides import Built, Inputs
 from bench.profiles import Profile
 from bench.steps import profile_of, times_on_device
 
-# How far results may lie apart, relative to the norm: they round in different places.
-TOLERANCE = {"cuda": 5e-2, "cpu": 1e-5}
+# How far results may lie apart, relative to the norm: bfloat16 is rounded in other places. What is missing or twice there is more.
+TOLERANCE = {"cuda": 1e-1, "cpu": 1e-5}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ its keeper weakly, so that nothing lives in a cycle.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hp_dtensor import conversions
@@ -72,6 +73,29 @@ class Marks:
         if not rest:
             return gathered.face(varying, used)
         return mark(gathered.face(varying, None), spec, rest, used)
+
+
+class Deferred(Marks):
+    """Marks whose reductions are left to somebody else: ``leaf(dims)`` gives the local values for operations that differ along these
+    mesh dims, as a tensor of its own that gathers what each rank adds to the gradient.
+    """
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: Callable[[tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.leaf = leaf
+
+    def get(self, local: Tensor, spec: Spec, dims: tuple[int, ...]) -> Tensor:
+        """Without a mark."""
+        return self.leaf(dims)
+
+
+def defer_reductions(x: Any, leaf: Callable[[tuple[int, ...]], Tensor]) -> None:
+    """Let operations on the DTensor ``x`` that differ along mesh dims take their local values from ``leaf(dims)``, see
+    :class:`Deferred`. Those that have ``x`` moved first, or use what was made of it, reduce by themselves as ever.
+    """
+    x._marks = Deferred(leaf)
 
 
 def marked(x: Any, dims: tuple[int, ...]) -> Tensor:

@@ -36,14 +36,17 @@ class InputMove:
     """Mesh dims along which the operation uses the joined value differently."""
     marks: tuple[int, ...]
     """Mesh dims that need a mark after the move."""
+    marks_before: tuple[int, ...]
+    """Those that the move leaves Replicate: marked before it, there is less to add up, and other uses share the mark."""
 
     def equals(self, other: InputMove) -> bool:
         """Whether the same is done to the same kind of tensor."""
-        return (self.spec, self.moves, self.varying, self.marks) == (
+        return (self.spec, self.moves, self.varying, self.marks, self.marks_before) == (
             other.spec,
             other.moves,
             other.varying,
             other.marks,
+            other.marks_before,
         )
 
 
@@ -172,8 +175,9 @@ def plan_of(outcome: Outcome, given: Sequence[Any], function: Any, *, meets: boo
         if target is not spec:
             steps = moves_between(spec, target)
             varying = joined_last(steps) & frozenset(differs)
-            rest = tuple(dim for dim in differs if dim not in varying)
-            moves.append(InputMove(place, spec, steps, varying, rest))
+            before = tuple(dim for dim in differs if spec.placements[dim].is_replicate())
+            after = tuple(dim for dim in differs if dim not in varying and dim not in before)
+            moves.append(InputMove(place, spec, steps, varying, after, before))
         elif differs:
             marks.append((place, differs))
     replaced = tuple(outcome.replaced.items())
@@ -271,7 +275,9 @@ def run_plan(
         )
         moved = next(same, None)
         if moved is None:
-            moved = run_moves(_at(local, move.place), move.spec, move.moves, move.varying)
+            before = move.marks_before
+            moved = marked(_at(args, move.place), before) if before else _at(local, move.place)
+            moved = run_moves(moved, move.spec, move.moves, move.varying)
             moved = mark(moved, move.spec, move.marks) if move.marks else moved
             done.append((move, moved))
         _put(local, move.place, moved)

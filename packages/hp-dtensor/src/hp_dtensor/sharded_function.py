@@ -12,7 +12,7 @@ from hp_dtensor.marks import mark, marked
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.nest import rebuilt
 from hp_dtensor.placements import Placement
-from hp_dtensor.redistribution import moves_between, run_moves
+from hp_dtensor.redistribution import joined_last, moves_between, run_moves
 from hp_dtensor.sharding_plan import is_one_spec, read_wish
 from hp_dtensor.spec import Spec, resolve, shown
 from hp_platform import get_platform
@@ -266,7 +266,8 @@ def local_where_used(x: Any, target: Spec, differing: frozenset[int]) -> Tensor:
     differs = tuple(dim for dim in sorted(differing) if target.placements[dim].is_replicate())
     if target is x._spec:
         return marked(x, differs) if differs else x._local
-    varying = frozenset(dim for dim in differs if x.placements[dim].is_shard())
-    local = run_moves(x._local, x._spec, moves_between(x._spec, target), varying)
+    moves = moves_between(x._spec, target)
+    varying = joined_last(moves) & frozenset(differs)
+    local = run_moves(x._local, x._spec, moves, varying)
     rest = tuple(dim for dim in differs if dim not in varying)
     return mark(local, x._spec, rest) if rest else local

@@ -86,6 +86,17 @@ def test_inputs_that_lie_otherwise_are_redistributed_and_sums_scattered(world: W
     assert "all_reduce" not in kinds
 
 
+@distributed(world_size=4, backends=("torch", "cuda"))
+def test_rows_cut_over_both_mesh_dims_are_joined_along_one_where_ranks_use_them_differently(
+    world: World,
+) -> None:
+    """No all-gather alone does that: other ranks' rows come in one exchange, and gradients are summed behind it."""
+    mesh = make_mesh(world, grid=True)
+    at = {"x": [S0, S0], "up": [S0, R], "bias": [S0, R], "down": [S1, R]}
+    call = custom_shard(_mlp(world), mesh, [P, S0], ([R, S0], [S0, R], [S0, R], [S1, R]))
+    _check(world, call, mesh, at)
+
+
 @distributed(world_size=2)
 def test_it_decorates_and_keeps_the_functions_name(world: World) -> None:
     mesh = make_mesh(world)

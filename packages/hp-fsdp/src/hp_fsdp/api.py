@@ -54,8 +54,9 @@ def fully_shard(
         mesh: 1-D: shard over it. 2-D: dim 0 replicates, dim 1 shards; sizes (n, 1) are plain data parallel training. None: 1-D
             over the world, on the first parameter's kind of device. A parameter that is a DTensor already, on other dims
             of the same mesh (tensor parallel), is sharded further, and is a DTensor of its own layout while it is whole. With
-            mesh None DTensors stay as they are, and gradients are what their operations make of them; all parameters
-            must be DTensors then, and what concerns their dtypes, places and cuts is refused.
+            mesh None DTensors stay as they are, with the gradients that operations on them give, which the unit adds up together
+            (one all-reduce per mesh dim along which ranks use Replicate parameters differently); all parameters must be
+            DTensors then, and what concerns their dtypes, places and cuts is refused.
         reshard_after_forward: free whole parameters between forward and backward (not those of the root). A number ``n`` that
             divides the ranks: keep ``1 / n`` of them, and gather among ``n`` neighbours for backward.
         shard_placement_fn: ``fn(parameter)`` gives ``Shard(dim)``, or None for dim 0. Other dims than the first cost one copy
@@ -65,7 +66,8 @@ def fully_shard(
         ignored_params: parameters that stay as they are, on every rank, without any communication.
         replicate_params: parameters that are not cut; their gradients are all-reduced together, one collective per dtype more.
         comm_fusion: one collective per gather and per reduction of the unit. None: one for each dtype in use. True: exactly one;
-            ValueError names the parameter that prevents it, and large layers of a root stay with it. False: one per parameter.
+            ValueError names the parameter that prevents it, and large layers of a root stay with it. False: one per parameter
+            (of DTensors that stay, by their operations).
         comm_fusion_zero_copy: collectives read the pieces where they are, and GPUs of one machine copy from each other's memory
             instead. None: where the platform can. True: ValueError if it cannot read them there. False: the pieces have memory
             of their own, and are put together for every gather.
@@ -132,7 +134,7 @@ def fully_shard(
         "shard_placement_fn": shard_placement_fn is not None,
         "replicate_params": bool(replicated),
     }
-    arguments.check_reach(unit.label, [owner.name for owner in found.left], asked)
+    arguments.check_reach(unit.label, [owners[0].name for _, owners in found.left], asked)
     new = [
         ManagedParameter(
             platform,
@@ -148,6 +150,7 @@ def fully_shard(
     _check_extensions(params, options)
     _check_fusion(platform, params, places, options)
     # All checks are behind us: from here on parameters change.
+    unit.leaves_dtensors = bool(found.left) or any(keeper.leaves_dtensors for keeper, _, _ in found.shared)
     _take_over(unit, found, new)
     if not isinstance(options.reshard_after_forward, bool):
         unit.small_world = SmallWorld(platform, small_group(places, options.reshard_after_forward))
@@ -164,7 +167,8 @@ def _take_over(unit: Unit, found: Findings, new: list[ManagedParameter]) -> None
         keeper.release(param)
         param.owners = owners
         param.show_shard()
-    unit.add([param for _, param, _ in found.shared], whole=False)
+    left = [ManagedParameter(unit.platform, each, owners, None, stays=True) for each, owners in found.left]
+    unit.add([*(param for _, param, _ in found.shared), *left], whole=False)
     unit.add(new, whole=True)
 
 

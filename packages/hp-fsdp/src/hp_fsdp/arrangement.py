@@ -37,6 +37,7 @@ class Arrangement:
         for param in params:
             param.compute_dtype = precision.compute_dtype(param.dtype)
             param.reduce_dtype = precision.reduction_dtype(param.dtype)
+            param.gathers_summands = param.stays and options.is_fused
             param.has_wide_gradient = (
                 precision.wide_weight_grads and param.reduce_dtype != param.compute_dtype
             )

@@ -107,12 +107,20 @@ class HSDPModule:
     def set_reduce_op_type(self, reduce_op_type: str, *, recurse: bool = True) -> None:
         """``"avg"`` (default): gradients are the mean over all ranks of the mesh; ``"sum"``: their sum.
 
-        For this unit and (``recurse``) all inside of it. ValueError for anything else. No communication.
+        For this unit and (``recurse``) all inside of it. ValueError for anything else, and for ``"sum"`` where parameters are
+        DTensors that stay as they are: their gradients are those of the loss that was computed. No communication.
         """
         if reduce_op_type not in ("avg", "sum"):
             raise ValueError(f"reduce_op_type must be 'avg' or 'sum', got {reduce_op_type!r}")
         op: Any = "mean" if reduce_op_type == "avg" else "sum"
-        for unit in _units(self, recurse):
+        units = _units(self, recurse)
+        staying = next((unit for unit in units if unit.leaves_dtensors), None)
+        if op == "sum" and staying is not None:
+            raise ValueError(
+                f"reduce_op_type 'sum': parameters of {staying.label} are DTensors that stay as they are, whose gradients are those of "
+                "the loss that was computed, over all ranks: scale the loss, or set_gradient_scaling_factor(number of ranks)"
+            )
+        for unit in units:
             unit.options.wishes = replace(unit.options.wishes, op=op)
 
     def set_gradient_scaling_factor(self, factor: Any, *, recurse: bool = True) -> None:
@@ -133,7 +141,8 @@ class HSDPModule:
             unit.options.wishes = replace(unit.options.wishes, factor=factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation.
+        """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation. After a backward
+        that ended with an exception, also free the whole parameters that it has left.
 
         ``set_to_none`` False: fill them with zeros. Communication: none of its own; reductions that are under way are waited for,
         which on devices without streams (cpu) includes their all-reduce of replicas.
@@ -142,6 +151,7 @@ class HSDPModule:
         cleared = set()
         for unit in units_in(platform, self):
             if unit.context is not None:
+                unit.context.forget_dead_backward()
                 with platform.no_grad():
                     unit.context.drain()
             unit.forget_gradients()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor
-from hp_fsdp.parameter import OWNER_MARK, SUCCESSOR, ManagedParameter, Owner
+from hp_fsdp.parameter import OWNER_MARK, STAYS, SUCCESSOR, ManagedParameter, Owner
 from hp_fsdp.unit import Unit, units_in
 from hp_platform.platform import Platform
 
@@ -22,8 +22,8 @@ class Findings:
     """Parameters with their places."""
     shared: list[tuple[Unit, ManagedParameter, tuple[Owner, ...]]]
     """Parameters of inner units that also hang outside of these (ties)."""
-    left: list[Owner]
-    """DTensors that stay as they are."""
+    left: list[tuple[Any, tuple[Owner, ...]]]
+    """DTensors that stay as they are: see [Note: compat] in :mod:`hp_fsdp.summands`."""
 
 
 def find_parameters(
@@ -31,7 +31,7 @@ def find_parameters(
 ) -> Findings:
     """Look for them. ValueError for one that cannot be sharded: the message names it.
 
-    ``leave_dtensors``: parameters that are DTensors are not taken, and there may be no others beside them.
+    ``leave_dtensors``: parameters that are DTensors stay as they are, and there may be no others beside them.
     """
     inner = list(dict.fromkeys(each for module in modules for each in units_in(platform, module)))
     for each in inner:
@@ -44,9 +44,11 @@ def find_parameters(
             continue
         param = successors.get(id(parameter))
         if param is None:
+            if leave_dtensors and getattr(parameter, STAYS, False):
+                continue
             _check_parameter(platform, parameter, owners[0], unit, leave_dtensors)
             if leave_dtensors and isinstance(parameter, DTensor):
-                found.left.append(owners[0])
+                found.left.append((parameter, owners))
                 continue
             found.new.append((parameter, owners))
             continue
@@ -57,10 +59,15 @@ def find_parameters(
                     f"parameter {owners[-1].name!r} of {unit.label} is also {param.name!r} of {keeper.label}, which is sharded "
                     f"over another mesh, {keeper.places.mesh}: use one mesh for modules that share parameters"
                 )
+            if keeper.leaves_dtensors is not leave_dtensors:
+                raise ValueError(
+                    f"parameter {owners[-1].name!r} of {unit.label} is also {param.name!r} of {keeper.label}, and only one of the "
+                    "calls of fully_shard for them got a mesh: give it to both, or to none"
+                )
             found.shared.append((keeper, param, owners))
     if found.left and found.new:
         raise ValueError(
-            f"{found.left[0].name!r} of {unit.label} is a DTensor and {found.new[0][1][0].name!r} is not: give the mesh to shard over, "
+            f"{found.left[0][1][0].name!r} of {unit.label} is a DTensor and {found.new[0][1][0].name!r} is not: give the mesh to shard over, "
             "or (mesh=None) make all parameters DTensors, which then stay as they are"
         )
     return found

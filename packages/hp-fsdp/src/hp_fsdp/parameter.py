@@ -10,12 +10,14 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.gradients import HOOK_KEEPER
+from hp_dtensor.marks import defer_reductions
 from hp_dtensor.module_tensors import PIECE_DEVICE
 from hp_fsdp.extension import EXTENSION, has_extension
 from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
 from hp_fsdp.places import Places
+from hp_fsdp.summands import Summands
 from hp_fsdp.wide_gradients import wide_weight
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
@@ -25,6 +27,8 @@ OWNER_MARK = "_hp_fsdp_owner"
 SUCCESSOR = "_hp_fsdp_successor"
 """Attribute of a parameter that was sharded, the whole one of before: the :class:`ManagedParameter` that took its place. A module
 outside of the unit may still hold it (a tie), and is given the successor when it is sharded itself."""
+STAYS = "_hp_fsdp_stays"
+"""Attribute of a parameter that stays as it is and is in a unit. Another unit that holds it too leaves its gradients to operations."""
 MAIN_GRAD = "main_grad"
 """Attribute of a sharded parameter that holds its gradient in the dtype of the reduction, if the policy asks for it."""
 
@@ -52,15 +56,27 @@ class ManagedParameter:
     """
 
     def __init__(
-        self, platform: Platform, parameter: Any, owners: tuple[Owner, ...], dim: int | None = 0
+        self,
+        platform: Platform,
+        parameter: Any,
+        owners: tuple[Owner, ...],
+        dim: int | None = 0,
+        *,
+        stays: bool = False,
     ) -> None:
-        """``dim``: which dim is sharded (of the local tensor, if ``parameter`` is a DTensor); None: replicated."""
+        """``dim``: which dim is sharded (of the local tensor, if ``parameter`` is a DTensor); None: replicated. ``stays``: see
+        [Note: compat] in :mod:`hp_fsdp.summands`; ``dim`` is None then.
+        """
         self.platform = platform
         self._owners = owners
         self.origin = Origin(platform, parameter)
         self.parameter = parameter
         self.shape = self.origin.local_shape
-        self.is_extended = has_extension(platform, parameter, self.origin.local(parameter))
+        self.stays = stays
+        self.gathers_summands = False
+        """Whether those of its uses that need a reduction are reduced with others."""
+        self.summands: Summands | None = None
+        self.is_extended = not stays and has_extension(platform, parameter, self.origin.local(parameter))
         """Whether it says itself what is gathered of it; see :mod:`hp_fsdp.extension`."""
         self.extension: Any = getattr(parameter, EXTENSION, None)
         """The object with its hooks; None: they are methods of its class, if there are any."""
@@ -217,6 +233,8 @@ class ManagedParameter:
         platform = self.platform
         if platform.data_ptr(self.full) != platform.data_ptr(self.shard):
             platform.set_data_(self.full, platform.detach(self.shard))
+            if self.summands is not None:
+                self.summands.follow()
 
     def show_full(self, on_gradient: Callable[[], None]) -> None:
         """Put the whole tensor where the parameter hangs; ``on_gradient()`` runs when a backward has added to its gradient."""
@@ -236,6 +254,11 @@ class ManagedParameter:
 
             platform.register_post_accumulate_grad_hook(self.full, came)
             self._is_watched = True
+            mesh = self.origin.mesh
+            if self.gathers_summands and mesh is not None:
+                kept = {} if self.summands is None else self.summands.kept
+                self.summands = Summands(platform, mesh, self.full, came, kept)
+                defer_reductions(self._shown, self.summands.leaf)
         for put in self._setters:
             put(self._shown)
 
@@ -282,14 +305,20 @@ class ManagedParameter:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
         found = self.take_gradient()
         self.unsynced = None if found is None else self.platform.cast(found, self.reduce_dtype)
+        if self.summands is not None:
+            self.summands.keep()
 
     def forget_backward(self) -> None:
         """Drop what the running backward has given; what waits from others stays."""
         self._wide = self._offered = None
         if self.full is not None:
             self.platform.set_grad(self.full, None)
+        if self.summands is not None:
+            self.summands.forget_backward()
 
     def forget_gradients(self) -> None:
         """Of the whole parameter."""
         self.unsynced = None
         self.forget_backward()
+        if self.summands is not None:
+            self.summands.kept = {}

@@ -12,6 +12,7 @@ from hp_fsdp.peers import Peers
 from hp_fsdp.reduce import Reduction
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Streams, Task
+from hp_fsdp.summation import Summation
 from hp_fsdp.unit import Unit, units_in
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform import _process
@@ -50,10 +51,10 @@ class RootContext:
         self._ahead: set[UnitParameters] = set()
         """Gathered for somebody who has not come yet."""
         self._looked: dict[UnitParameters, int] = {}
-        self._reductions: deque[Reduction] = deque()
-        self._of_backward: list[Reduction] = []
+        self._reductions: deque[Reduction | Summation] = deque()
+        self._of_backward: list[Reduction | Summation] = []
         """Begun by the running backward."""
-        self._landing: list[Reduction] = []
+        self._landing: list[Reduction | Summation] = []
         """Whose gradients are on their way to the host, or there."""
         self.reading: Task | None = None
         """The last gather of offloaded shards; see [Note: when the host may write]."""
@@ -216,7 +217,7 @@ class RootContext:
         self._ahead.discard(unit)
         unit.show()
 
-    def launch(self, reduction: Reduction) -> None:
+    def launch(self, reduction: Reduction | Summation) -> None:
         """Begin a reduction; if too many are under way, the first of them must be over before its buffers are used again."""
         while len(self._reductions) >= MAX_REDUCTIONS:
             self._finish_first()

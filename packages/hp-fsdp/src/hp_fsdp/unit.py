@@ -11,6 +11,7 @@ from hp_fsdp.places import Places
 from hp_fsdp.reduce import Reduction
 from hp_fsdp.shard_gradients import clear_main_grad
 from hp_fsdp.states import Uses
+from hp_fsdp.summation import Summation
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform.platform import Platform
 
@@ -113,19 +114,27 @@ class Unit(UnitParameters):
             self.hide()
 
     def reduce_gradients(self) -> None:
-        """See :class:`hp_fsdp.reduce.Reduction`; parameters that do not train, and owe nothing, take no part."""
+        """See :class:`hp_fsdp.reduce.Reduction` and :class:`hp_fsdp.summation.Summation`; parameters that do not train, and owe
+        nothing, take no part.
+        """
         assert self.context is not None
         taking_part = tuple(param.trains or param in self.owing for param in self.params)
         owed, self.owes_sync = self.owes_sync, False
         self.owing = set()
         self.owes_all_reduce = not (self.options.wishes.all_reduce or self.places.replicate_group is None)
+        streams, wishes = self.context.streams, self.options.wishes
+        if self.leaves_dtensors:
+            params = [param for param, takes in zip(self.params, taking_part, strict=True) if takes]
+            with self._named("reduce"):
+                self.context.launch(Summation(streams, params, wishes, self.gradients))
+            return
         for lines in self.arrangement.lines(taking_part):
             with self._named("reduce"):
                 reduction = Reduction(
-                    self.context.streams,
+                    streams,
                     self.places,
                     lines,
-                    self.options.wishes,
+                    wishes,
                     self.gradients,
                     is_fused=self.options.is_fused,
                     is_of_one_backward=not owed,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.options import Options
-from hp_fsdp.parameter import OWNER_MARK, ManagedParameter
+from hp_fsdp.parameter import OWNER_MARK, STAYS, ManagedParameter
 from hp_fsdp.peers import may_reach
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
@@ -33,6 +33,8 @@ class UnitParameters:
         self.places = places
         self.options = options
         self.params: list[ManagedParameter] = []
+        self.leaves_dtensors = False
+        """Whether they are DTensors that stay: see [Note: compat] in :mod:`hp_fsdp.summands`."""
         self.arrangement = Arrangement(platform, [], places, options)
         self.gradients = ShardGradients(
             platform,
@@ -66,6 +68,8 @@ class UnitParameters:
                 self.arrangement.cut(param)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
             setattr(param.parameter, HOOK_KEEPER, param.gradient_hooks)
+            if param.stays:
+                setattr(param.parameter, STAYS, True)
         self._arrange([*self.params, *params])
 
     def release(self, param: ManagedParameter) -> None:
@@ -93,7 +97,7 @@ class UnitParameters:
     def copies_between_peers(self) -> bool:
         """Whether gathers and reductions go through the memory of peers, if the ranks reach each other's; see :mod:`hp_fsdp.peers`."""
         options = self.options
-        is_wanted = options.zero_copy is not False and options.is_fused
+        is_wanted = options.zero_copy is not False and options.is_fused and not self.leaves_dtensors
         return is_wanted and may_reach(self.platform, self.places)
 
     @property

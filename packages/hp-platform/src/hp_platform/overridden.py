@@ -56,7 +56,7 @@ def _generated(original: type, method: str) -> type:
 
     def reduce(self: Any, protocol: Any) -> Any:
         # Pickle finds classes by name, and finds the original under this one.
-        make, of, *rest = super(made, self).__reduce_ex__(protocol)  # type: ignore[misc]
+        make, of, *rest = super(made, self).__reduce_ex__(protocol)  # type: ignore[arg-type]
         return (_remade, (original, method, make, *of[1:]), *rest)
 
     run.__name__ = run.__qualname__ = method

@@ -44,11 +44,18 @@ ROUNDED = {"rtol": 0.0, "atol": 2e-6}
 gradient of a router, whose probabilities are in float32. Some units in the last place of values near 4."""
 
 
-def build(kind: str, **changes: Any) -> Any:
-    """The same numbers at every call, in float64; no parameter is what it was initialised to, so that none is 0 or 1."""
+def build(kind: str, *, exact_norms: bool = False, **changes: Any) -> Any:
+    """The same numbers at every call, in float64; no parameter is what it was initialised to, so that none is 0 or 1.
+
+    ``exact_norms``: with torch's own RMSNorm, in float64, in the places of the library's, which round to float32.
+    """
     configuration, model, own = KINDS[kind]
     config = getattr(transformers, configuration)(**{**SIZES, **own, **changes})
-    made = getattr(transformers, model)(config).double()
+    made = getattr(transformers, model)(config)
+    if exact_norms:
+        for name, norm in [(n, m) for n, m in made.named_modules() if type(m).__name__.endswith("RMSNorm")]:
+            made.set_submodule(name, torch.nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon))
+    made = made.double()
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in made.parameters():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hp_dtensor.creation import check_mesh
@@ -35,8 +36,8 @@ def parallelize_module(
             parameters count, or None: every rank's own.
 
     Returns the module, or what the style for the module itself put in its place. Without a plan there is a warning and the
-    module stays as it is. The whole plan is checked before the first style is applied. A parameter in several places stays
-    one parameter (:mod:`hp_dtensor.module_tensors`).
+    module stays as it is. The whole plan is checked before the first style is applied, modules included where styles can. A
+    parameter in several places stays one parameter (:mod:`hp_dtensor.module_tensors`).
 
     Communication: that of the styles; with ``src_data_rank`` usually one scatter or broadcast per parameter. TypeError for a
     plan or value of another kind; ValueError for a pattern that meets no module (the message names close ones), and for
@@ -53,9 +54,11 @@ def parallelize_module(
     for pattern, style in plan.items():
         _check_style(pattern, style, mesh)
     chosen = [(name, style) for pattern, style in plan.items() for name in _matching(module, pattern)]
+    _check_modules(module, chosen, mesh)
     places = parameter_places(module)
     for name, style in chosen:
-        module = _apply(module, name, style, mesh, src_data_rank)
+        with _naming(name):
+            module = _apply(module, name, style, mesh, src_data_rank)
     keep_ties(places)
     return module
 
@@ -79,6 +82,34 @@ def _apply(root: Module, name: str, style: Any, mesh: Any, src_data_rank: int | 
         return result
     platform.set_submodule(root, name, result)
     return root
+
+
+def _check_modules(root: Module, chosen: Sequence[tuple[str, Any]], mesh: Any) -> None:
+    """Ask the styles that can tell whether they fit their modules, so that nothing has changed if one does not."""
+    platform = get_platform()
+    may_change: list[str] = []
+    for name, style in chosen:
+        check = getattr(style, "check", None)
+        if not callable(check):
+            may_change.append(name)
+        elif not any(_is_in(name, other) for other in may_change):
+            with _naming(name):
+                check(platform.get_submodule(root, name), mesh)
+
+
+def _is_in(name: str, other: str) -> bool:
+    return not other or name == other or name.startswith(f"{other}.")
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Let errors that tell of one module say its full name."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if name and len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (f"{name!r}: {error.args[0]}",)
+        raise
 
 
 def _check_style(pattern: Any, style: Any, mesh: Any) -> None:

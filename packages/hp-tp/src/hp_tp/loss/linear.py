@@ -55,8 +55,8 @@ def linear_cross_entropy(
             targets that are not ignored (NaN if all are).
         ignore_index: this target counts for nothing.
         label_smoothing: share of the target, 0 to 1, that is spread evenly over all classes.
-        chunk_size: how many classes are worked on at a time. Default: so many that their scores are 64 MB of float32, but at most a
-            quarter of this rank's classes.
+        chunk_size: how many classes are worked on at a time. Default: so many that their scores are 64 MB of float32 (4 MB on a
+            CPU), but at most a quarter of this rank's classes.
         num_classes: of all ranks together; only and always with ``mesh`` or ``group``.
         mesh: a mesh of one dim along which the classes are cut.
         group: or a process group, in the order of its ranks.
@@ -121,7 +121,7 @@ def of_plain(
     if cut.groups and not is_summand and platform.requires_grad(x) and platform.is_grad_enabled():
         x = cut.used_differently(x)
     rows = platform.reshape(target, (-1,))
-    chunk = chunk_size or usual_chunk(x.shape[0], cut.size)
+    chunk = chunk_size or usual_chunk(x, cut.size)
     return linear_row_losses(x, linear_weight, linear_bias, rows, weight, cut, options, chunk)
 
 

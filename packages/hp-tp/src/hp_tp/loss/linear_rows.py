@@ -26,13 +26,13 @@ from typing import Any
 
 from hp_platform import get_platform
 from hp_platform.on_platform import once
-from hp_tp.loss import rows
 from hp_tp.loss.classes import ClassCut
 from hp_tp.loss.cross_entropy import gradient_block, own_weights, row_losses
 from hp_tp.loss.options import LossOptions
 from hp_tp.loss.rows import (
     RowSums,
     base,
+    block_size,
     largest_of,
     losses_of_rows,
     number,
@@ -66,9 +66,9 @@ def linear_row_losses(
     return losses, counts
 
 
-def usual_chunk(num_rows: int, num_classes: int) -> int:
-    """So many classes that their scores are 64 MB of float32, but never more than a quarter of all."""
-    return max(1, min(rows.BLOCK // max(1, num_rows), -(-num_classes // 4)))
+def usual_chunk(x: Tensor, num_classes: int) -> int:
+    """So many classes that their scores are 64 MB of float32 (4 MB on a CPU), but never more than a quarter of all."""
+    return max(1, min(block_size(x) // max(1, x.shape[0]), -(-num_classes // 4)))
 
 
 def _chunks(num_classes: int, chunk: int) -> Iterator[tuple[int, int]]:

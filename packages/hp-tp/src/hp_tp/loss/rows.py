@@ -29,6 +29,8 @@ from hp_tp.loss.options import LossOptions
 Tensor = Any
 BLOCK = 2**24
 """So many scores are worked on at a time: 64 MB of float32 for what lives within a step of the computation."""
+BLOCK_IN_CACHE = 2**20
+"""The same where work is not queued: 4 MB stay in the cache of a CPU. Elsewhere the host would not keep up with such small pieces."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- targets
@@ -240,13 +242,19 @@ def number(value: float, like: Tensor) -> Tensor:
     return platform.full((), value, like.dtype, platform.device_of(like))
 
 
+def block_size(x: Tensor) -> int:
+    """How many scores are worked on at a time where ``x`` is."""
+    platform = get_platform()
+    return BLOCK if platform.supports("streams", platform.device_of(x)) else min(BLOCK, BLOCK_IN_CACHE)
+
+
 def blocks(x: Tensor) -> Iterator[tuple[int, int]]:
     """``(start, length)`` of the rows that are worked on at a time."""
     rows = x.shape[0]
     per_row = 1
     for size in x.shape[1:]:
         per_row = per_row * size
-    length = max(1, BLOCK // max(1, per_row))
+    length = max(1, block_size(x) // max(1, per_row))
     if rows <= length:
         yield 0, rows
         return

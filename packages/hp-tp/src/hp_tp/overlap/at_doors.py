@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hp_dtensor import Placement
@@ -25,10 +26,10 @@ def linear_of_whole(
     """``linear`` of the whole input: as ``linear(enter_whole(x, door), weight, bias)``, with the same communication.
 
     The first layer that gets a piece gathers it beside its product; those that get the same tensor find it whole. In code that is
-    being compiled, and for inputs that are no pieces of their rows, it is just that.
+    being compiled, for small inputs and those that are no pieces of their rows, it is just that.
     """
     platform, found = get_platform(), _piece(x, door)
-    if found is None:
+    if found is None or policy.is_plain(math.prod(found[2]) * platform.itemsize(x.dtype)):
         return platform.linear(enter_whole(x, door), weight, bias)
     local, dim, shape = found
     made: list[Tensor] = []
@@ -66,7 +67,9 @@ def summed_linear(
     """This rank's piece of the ranks' sum of ``linear(x, weight)``, where the result shall be cut along rows; else None."""
     if door.mesh.shape[0] == 1 or get_platform().is_compiling():
         return None
-    ndim = len(x.shape)
+    platform, ndim = get_platform(), len(x.shape)
+    if policy.is_plain(math.prod(x.shape[:-1]) * weight.shape[0] * platform.itemsize(x.dtype)):
+        return None
     (wanted,) = resolve(door.mesh, [wanted], ndim)
     if not isinstance(wanted, Shard) or wanted.dim == ndim - 1:
         return None

@@ -57,6 +57,9 @@ def all_gather_matmul(
         )
     if len(cut.sizes) == 1:
         return [platform.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], x
+    if policy.is_plain(_nbytes(x, cut, x.shape[-1])):
+        whole = conversions.gather_varying(x, cut, None, used)
+        return [platform.linear(whole, w, b) for w, b in zip(weights, biases, strict=True)], whole
     plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, len(weights), used)
     x, *weights = _as_multiplied([x, *weights])
     biases = [bias if bias is None else platform.cast(bias, x.dtype) for bias in biases]
@@ -84,10 +87,18 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, cut: Cut, *, policy: Overla
     _check(x, [weight], cut, sum(cut.sizes), "matmul_reduce_scatter")
     if len(cut.sizes) == 1:
         return platform.linear(x, weight)
+    if policy.is_plain(_nbytes(x, cut, weight.shape[0])):
+        return conversions.reduce_scatter(platform.linear(x, weight), cut)
     plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, 1, None)
     x, weight = _as_multiplied([x, weight])
     result: Tensor = _functions().Scatter.apply(plan, x, platform.transpose(weight, 0, 1))
     return result
+
+
+def _nbytes(x: Tensor, cut: Cut, features: int) -> int:
+    """Of a whole tensor that lies like ``x``."""
+    rows = math.prod(x.shape[: cut.dim]) * sum(cut.sizes) * math.prod(x.shape[cut.dim + 1 : -1])
+    return rows * features * get_platform().itemsize(x.dtype)
 
 
 def _as_multiplied(xs: list[Tensor]) -> list[Tensor]:

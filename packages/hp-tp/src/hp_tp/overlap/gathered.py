@@ -30,9 +30,7 @@ def gather_and_multiply(
     platform = get_platform()
     biases = [None] * len(factors) if biases is None else biases
     device = platform.device_of(x)
-    is_cut = policy.cuts_gather(
-        rows.nbytes(x.shape[-1], x.dtype), sum(factor.shape[1] for factor in factors), len(rows.sizes)
-    )
+    is_cut = policy.cuts_gather(sum(factor.shape[1] for factor in factors), len(rows.sizes))
     if not (is_cut and factors and platform.supports("async_collectives", device)):
         whole = rows.of_communicated(transport.gather(rows.communicated(x), rows.flat_cut))
         return whole, [_product(whole, factor, bias) for factor, bias in zip(factors, biases, strict=True)]

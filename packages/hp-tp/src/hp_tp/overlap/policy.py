@@ -12,16 +12,15 @@ MIB = 2**20
 class OverlapPolicy:
     """From which size on products are cut, and how. Equal on all ranks, since it decides what they launch.
 
-    A product that is cut takes more launches, which a program that is bound by the host pays for, and smaller ones, which fill
-    a device less well. So below ``min_nbytes`` forward is the plain program: one collective and one product, in order. (The reduction
-    of an input's gradient runs beside the weight's gradient at every size: that takes no more launches.)
+    What runs beside something else costs the host more, for launches and for what orders them, and a product that is cut fills
+    a device less well. So below ``min_nbytes`` everything is the plain program: one collective and one product, in order.
 
     ValueError for sizes below 0, less than one chunk, and another ``gather_by``.
     """
 
     min_nbytes: int = 32 * MIB
-    """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on products are cut. The default is
-    a sequence of 4096 tokens with 4096 features of 2 bytes: there the device is as long busy with a layer as the host."""
+    """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on anything runs beside anything.
+    The default is a sequence of 4096 tokens with 4096 features of 2 bytes: there a device is longer busy with a layer than the host."""
     features_per_peer: int = 512
     """Beside an all-gather that hides behind the product of the own rows, that product must be worth its launches: it is cut if it
     has so many features (``out`` of all weights together) for every other rank. The time of the gather grows with the other
@@ -44,18 +43,19 @@ class OverlapPolicy:
         if self.gather_by not in ("collective", "sends"):
             raise ValueError(f"gather_by is 'collective' or 'sends', got {self.gather_by!r}")
 
-    def cuts_gather(self, nbytes: int, features: int, num_ranks: int) -> bool:
-        """Whether a product with ``features`` is cut whose gathered input is so large.
+    def is_plain(self, nbytes: int) -> bool:
+        """Whether a layer that communicates so much runs one after the other."""
+        return nbytes < self.min_nbytes
 
-        Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, only bytes count.
+    def cuts_gather(self, features: int, num_ranks: int) -> bool:
+        """Whether a product with ``features`` is cut, so that it runs beside the gather of its input.
+
+        Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, features do not count.
         """
-        is_worth = self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
-        return nbytes >= self.min_nbytes and is_worth
+        return self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
 
     def num_chunks(self, nbytes: int) -> int:
         """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""
-        if nbytes < self.min_nbytes:
-            return 1
         return max(1, min(self.max_chunks, nbytes // max(1, self.chunk_nbytes)))
 
 

@@ -2,7 +2,7 @@
 
 Read in this order: :mod:`names` (the usual ones), :mod:`parts`, :mod:`weights`, :mod:`heads` and :mod:`anatomy` (what the parts of a
 model are), :mod:`recipes` (which style a part gets), :mod:`planner` (the face), :mod:`parallel_plan` (what it gives); and the
-styles that plans need besides those of :mod:`hp_tp.styles`: :mod:`replicated`, :mod:`attention`, :mod:`doors`, :mod:`experts`.
+styles that plans need besides those of :mod:`hp_tp.styles`: :mod:`overriding`, :mod:`replicated`, :mod:`attention`, :mod:`doors`, :mod:`experts`.
 """
 
 from hp_tp.plans.attention import PrepareAttention as PrepareAttention

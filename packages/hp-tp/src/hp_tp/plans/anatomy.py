@@ -17,6 +17,8 @@ from hp_tp.plans.parts import Part, Role
 from hp_tp.plans.weights import drops, embedding_weight, is_stack, linear_weight, parameters_of
 
 Module = Any
+NO_NAME = "no usual name"
+"""Why a module has no place, if only its name does not tell one."""
 
 
 def parts_of(root: Module, local_attention: bool | None = None) -> list[Part]:
@@ -91,7 +93,7 @@ class _Walk:
             yield Part(name, module, Role.NORM, in_stream=in_stream)
         else:
             is_known = last_part(name) in names.PROJECTIONS and linear_weight(module) is None
-            reason = f"a {type(module).__name__} is no linear layer" if is_known else "no usual name"
+            reason = f"a {type(module).__name__} is no linear layer" if is_known else NO_NAME
             yield Part(name, module, Role.OTHER, reason, in_stream=in_stream)
 
     def _rest(self, name: str, known: set[str], in_stream: bool, reason: str) -> Iterator[Part]:
@@ -99,7 +101,8 @@ class _Walk:
         for child in self.children[name]:
             if child not in known:
                 for inner in self._below(joined(name, child)):
-                    yield Part(inner, self.modules[inner], Role.OTHER, reason, in_stream=in_stream)
+                    module = self.modules[inner]
+                    yield Part(inner, module, Role.OTHER, reason, is_local=False, in_stream=in_stream)
 
     def _below(self, name: str) -> Iterator[str]:
         """The modules with parameters of their own among ``name`` and what is below."""

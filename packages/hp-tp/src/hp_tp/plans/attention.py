@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle
+from hp_dtensor import DTensor
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
-from hp_tp.styles.cutting import check_line
+from hp_tp.plans.overriding import OverridingStyle
 from hp_tp.styles.heads import check_heads, heads_on_rank
 
 Tensor = Any
@@ -20,7 +20,7 @@ GROUPS = "num_key_value_groups"
 """Attribute of attention modules of the transformers library: how many heads of queries share one of keys."""
 
 
-class PrepareAttention(ParallelStyle):
+class PrepareAttention(OverridingStyle):
     """Let an attention module whose projections give this rank's heads know and tell what it must.
 
     Args:
@@ -36,16 +36,22 @@ class PrepareAttention(ParallelStyle):
     def __init__(self, *, heads: int, kv_heads: int) -> None:
         self.heads, self.kv_heads = heads, kv_heads
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Set what the module counts by, and let its results say how they lie."""
-        check_line(device_mesh, "PrepareAttention")
-        kind, num_ranks, (rank,) = type(module).__name__, device_mesh.shape[0], device_mesh.get_coordinate()
-        check_heads("PrepareAttention", kind, self.heads, self.heads, num_ranks)
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The attention's forward, whose results say how they lie."""
+        name, kind, num_ranks = type(self).__name__, type(module).__name__, mesh.shape[0]
+        check_heads(name, kind, self.heads, self.heads, num_ranks)
+        if self.kv_heads % num_ranks:
+            heads_on_rank(name, kind, self.kv_heads, self.heads, num_ranks, 0)
+        return OwnHeads(mesh, self.heads)
+
+    def place(self, module: Module, mesh: Any) -> None:
+        """Set what the module counts by."""
+        super().place(module, mesh)
+        num_ranks, (rank,) = mesh.shape[0], mesh.get_coordinate()
         if self.kv_heads % num_ranks and hasattr(module, GROUPS):
+            kind = type(module).__name__
             given = heads_on_rank("PrepareAttention", kind, self.kv_heads, self.heads, num_ranks, rank)
             setattr(module, GROUPS, self.heads // num_ranks // len(given))
-        get_platform().override_forward(module, OwnHeads(device_mesh, self.heads))
-        return module
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle, Placement, Replicate
+from hp_dtensor import DTensor, Placement, Replicate
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.nest import map_leaves
 from hp_dtensor.placements import Shard
 from hp_platform import get_platform
-from hp_tp.plans.replicated import own_pieces, place_whole
-from hp_tp.styles.cutting import check_line
+from hp_tp.loss.context import loss_parallel
+from hp_tp.plans.overriding import OverridingStyle
+from hp_tp.plans.replicated import own_pieces
+from hp_tp.styles.collectives import Collectives, Transfer
 from hp_tp.styles.placing import run_with
 
 Tensor = Any
 Module = Any
 
 
-class PrepareHidden(ParallelStyle):
+class PrepareHidden(OverridingStyle):
     """Bring hidden states that are given to a module as whole plain tensors to where they lie between its layers.
 
     Args:
@@ -35,13 +37,9 @@ class PrepareHidden(ParallelStyle):
         self.arguments = None if arguments is None else tuple(arguments)
         self.layouts = layouts
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the module's forward behind its door."""
-        check_line(device_mesh, "PrepareHidden")
-        place_whole(module, device_mesh, self.src_data_rank)
-        places = argument_places(module, self.arguments)
-        get_platform().override_forward(module, BehindDoor(device_mesh, self.layouts, places))
-        return module
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The module's forward behind its door."""
+        return BehindDoor(mesh, self.layouts, argument_places(module, self.arguments))
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,15 @@ def argument_places(module: Module, arguments: Sequence[str] | None) -> tuple[tu
     return tuple((known.index(name), name) for name in arguments)
 
 
-class PrepareModel(ParallelStyle):
+class PrepareModel(OverridingStyle):
     """Let a model take whole plain tensors and give whole plain tensors, whatever lies within.
 
     Args:
         arguments: names of arguments with hidden states, which are brought to ``layouts``; None: the first one.
         layouts: how hidden states lie inside; None (default): the arguments stay as they are.
         cut_logits: whether results that are cut along their last dim, the classes, stay DTensors while gradients are recorded:
-            for losses that need no whole logits. Without gradients (``generate``, evaluation) they are whole.
+            for losses that need no whole logits, such as the model's own, which runs inside of :func:`hp_tp.loss_parallel`.
+            Without gradients (``generate``, evaluation) they are whole.
 
     Results may be nested in tuples and dicts. Its own parameters become DTensors Replicate. Communication: for a result that is
     cut one all-gather, in backward none.
@@ -113,15 +112,12 @@ class PrepareModel(ParallelStyle):
         self.arguments = None if arguments is None else tuple(arguments)
         self.layouts, self.cut_logits = layouts, cut_logits
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the model's forward between its doors."""
-        check_line(device_mesh, "PrepareModel")
-        place_whole(module, device_mesh, self.src_data_rank)
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The model's forward between its doors."""
         entrance = None
         if self.layouts is not None:
-            entrance = BehindDoor(device_mesh, self.layouts, argument_places(module, self.arguments))
-        get_platform().override_forward(module, WholeModel(entrance, self.cut_logits))
-        return module
+            entrance = BehindDoor(mesh, self.layouts, argument_places(module, self.arguments))
+        return WholeModel(entrance, self.cut_logits)
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,10 @@ class WholeModel:
     ) -> Any:
         if self.entrance is not None:
             args, kwargs = self.entrance.brought(args, kwargs)
-        return map_leaves(self._whole, own(*args, **kwargs))
+        if not self.cut_logits:
+            return map_leaves(self._whole, own(*args, **kwargs))
+        with loss_parallel(strict=False):
+            return map_leaves(self._whole, own(*args, **kwargs))
 
     def _whole(self, x: Any) -> Any:
         if not is_dtensor(x):
@@ -153,7 +152,7 @@ def whole_dtensor(x: Any, mesh: Any) -> Any:
     return x if is_dtensor(x) else DTensor.from_local(x, mesh, [Replicate()], shape=tuple(x.shape))
 
 
-class PrepareMixture(ParallelStyle):
+class PrepareMixture(OverridingStyle):
     """Let a mixture of experts see the whole hidden states as a plain tensor, and bring its result back to where they came from.
 
     Args:
@@ -168,13 +167,9 @@ class PrepareMixture(ParallelStyle):
     def __init__(self, *, output_layouts: Placement, use_local_output: bool) -> None:
         self.output_layouts, self.use_local_output = output_layouts, use_local_output
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Run the mixture's forward between its doors."""
-        check_line(device_mesh, "PrepareMixture")
-        place_whole(module, device_mesh, self.src_data_rank)
-        forward = BetweenDoors(device_mesh, self.output_layouts, self.use_local_output)
-        get_platform().override_forward(module, forward)
-        return module
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The mixture's forward between its doors."""
+        return BetweenDoors(mesh, self.output_layouts, self.use_local_output)
 
 
 @dataclass(frozen=True)
@@ -204,3 +199,10 @@ class BetweenDoors:
     def _back(self, y: Tensor) -> Any:
         placed = whole_dtensor(y, self.mesh).redistribute(placements=[self.wanted])
         return placed.to_local() if self.use_local else placed
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.mesh.shape[0] == 1 or self.wanted.is_replicate():
+            return Collectives()
+        gathers = [Transfer("all_gather", what) for what in ("the input", "the result's gradient")]
+        return Collectives((gathers[0],), (gathers[1],))

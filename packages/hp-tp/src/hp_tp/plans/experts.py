@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import ParallelStyle, Placement, Shard, conversions
+from hp_dtensor import Placement, Shard, conversions
 from hp_platform import ProcessGroup, get_platform
+from hp_tp.plans.overriding import OverridingStyle
 from hp_tp.plans.replicated import own_pieces
-from hp_tp.styles.cutting import check_line
+from hp_tp.plans.weights import parameters_of
+from hp_tp.styles.collectives import Collectives, Transfer
 from hp_tp.styles.placing import check_unplaced, place, run_with
 
 Tensor = Any
@@ -20,7 +22,7 @@ CUT_DIMS = {"gate_proj": 1, "up_proj": 1, "down_proj": 2, "w1": 1, "w3": 1, "w2"
 """Where the inner size of the experts is in ``(experts, out, in)``, and in the pair ``(experts, 2, inner, hidden)``."""
 
 
-class StackedExperts(ParallelStyle):
+class StackedExperts(OverridingStyle):
     """Cut every expert of a module that holds them all, over its inner size.
 
     The module has parameters ``(experts, out, in)``: ``gate_proj``, ``up_proj`` and ``down_proj``, or ``w1``, ``w3`` and ``w2``, or
@@ -35,13 +37,10 @@ class StackedExperts(ParallelStyle):
     ValueError for a module with other parameters.
     """
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Cut the weights and let forward run on the pieces."""
-        check_line(device_mesh, "StackedExperts")
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """The experts' forward on this rank's pieces."""
         check_unplaced(module, "StackedExperts")
-        platform = get_platform()
-        own = dict(platform.named_parameters(module, recurse=False, remove_duplicate=False))
-        kind = type(module).__name__
+        own, kind = parameters_of(module), type(module).__name__
         if not own:
             raise ValueError(f"StackedExperts cuts parameters, but this {kind} has none of its own")
         for name, parameter in own.items():
@@ -50,13 +49,15 @@ class StackedExperts(ParallelStyle):
                     f"StackedExperts takes parameters (experts, out, in) named {', '.join(CUT_DIMS)}, but this {kind} has "
                     f"{name!r} of shape {tuple(parameter.shape)}: cut it by a style of its own"
                 )
+        return SummedExperts(mesh.get_group(0) if mesh.shape[0] > 1 else None)
+
+    def place(self, module: Module, mesh: Any) -> None:
+        """Cut the weights."""
+        own = parameters_of(module)
         if PAIR in own:
             self._split_pair(module, own[PAIR])
         cuts: dict[str, Placement] = {name: Shard(CUT_DIMS[name]) for name in own}
-        place(module, device_mesh, cuts, self.src_data_rank)
-        group = device_mesh.get_group(0) if device_mesh.shape[0] > 1 else None
-        platform.override_forward(module, SummedExperts(group))
-        return module
+        place(module, mesh, cuts, self.src_data_rank)
 
     def _split_pair(self, module: Module, pair: Any) -> None:
         platform: Any = get_platform()
@@ -92,3 +93,10 @@ class SummedExperts:
         return (
             conversions.mark(x, (group,)) if platform.requires_grad(x) and platform.is_grad_enabled() else x
         )
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.group is None:
+            return Collectives()
+        back = tuple(Transfer("all_reduce", f"the gradient of {what}") for what in ("tokens", "routes"))
+        return Collectives((Transfer("all_reduce", "the result"),), back)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hp_dtensor import Replicate, Shard
 from hp_platform import get_platform
-from hp_tp.plans.anatomy import parts_of
+from hp_tp.plans.anatomy import NO_NAME, parts_of
 from hp_tp.plans.doors import PrepareHidden, PrepareModel
 from hp_tp.plans.heads import configuration_of
 from hp_tp.plans.parallel_plan import ParallelPlan
@@ -82,11 +82,7 @@ def plan_for(
         raise ValueError(f"plan_for: local_attention must be True, False or None, got {local_attention!r}")
     parts = parts_of(model, local_attention)
     if not any(part.role in (Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS) for part in parts):
-        raise ValueError(
-            f"plan_for finds no attention and no feed-forward layer in this {type(model).__name__}: it goes by names such as "
-            f"q_proj, k_proj, v_proj and o_proj, or up_proj and down_proj beside each other; write the plan by hand, "
-            f"{{pattern: style}}, for other names"
-        )
+        raise ValueError(_nothing_found(model, parts))
     choices = Choices(
         Shard(sequence_dim) if sequence_parallel else Replicate(),
         loss_parallel,
@@ -99,6 +95,15 @@ def plan_for(
         {pattern: recipe.make() for pattern, recipe in entries.items()},
         {pattern: recipe.note for pattern, recipe in entries.items() if recipe.note},
         {part.name: part.reason for part in parts if part.role is Role.OTHER},
+    )
+
+
+def _nothing_found(model: Any, parts: list[Part]) -> str:
+    of_other_kind = next((part for part in parts if part.role is Role.OTHER and part.reason != NO_NAME), None)
+    hint = "" if of_other_kind is None else f"; {of_other_kind.name!r}: {of_other_kind.reason}"
+    return (
+        f"plan_for finds no attention and no feed-forward layer in this {type(model).__name__}: it goes by names such as q_proj, "
+        f"k_proj, v_proj and o_proj, or up_proj and down_proj beside each other{hint}. Write the plan by hand, {{pattern: style}}"
     )
 
 
@@ -119,7 +124,8 @@ def _chosen(model: Any, parts: list[Part], choices: Choices) -> dict[str, Recipe
 
 
 def _for_model(model: Any, parts: list[Part], choices: Choices) -> Recipe:
-    options: dict[str, Any] = {"cut_logits": choices.loss_parallel}
+    has_head = any(part.role is Role.HEAD for part in parts)
+    options: dict[str, Any] = {"cut_logits": has_head and choices.cuts_logits}
     if choices.is_cut and all(part.role is not Role.EMBEDDING for part in parts):
         options["layouts"] = choices.stream  # of its first argument
     elif choices.is_cut and _hidden_arguments(model):

@@ -43,6 +43,11 @@ class Choices:
     """Whether the model adds a loss of its routers, a plain tensor, to that of the logits."""
 
     @property
+    def cuts_logits(self) -> bool:
+        """Whether the head's results stay cut."""
+        return self.loss_parallel and not self.has_router_loss
+
+    @property
     def is_cut(self) -> bool:
         """Whether the residual stream is cut along the sequence."""
         return isinstance(self.stream, Shard)
@@ -59,7 +64,7 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     if role is Role.EMBEDDING:
         return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(stream))
     if role is Role.HEAD:
-        if choices.loss_parallel and not choices.has_router_loss:
+        if choices.cuts_logits:
             cut: dict[str, Any] = {"output_layouts": Shard(-1), "use_local_output": False}
             return _made(ColwiseParallel, note, input_layouts=stream, **cut)
         if choices.loss_parallel:
@@ -102,10 +107,9 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
         return _made(StackedExperts, note)
     if role is Role.BLOCK:
         return _made(PrepareHidden, note, layouts=stream) if choices.is_cut else None
-    # What a table of positions gives is added to the stream.
-    meets = (
-        {"use_local_output": False} if choices.is_cut and embedding_weight(part.module) is not None else {}
-    )
+    # What a table of positions gives is added to the stream, and what an unknown part of attention gives to DTensors.
+    is_added = choices.is_cut and embedding_weight(part.module) is not None
+    meets = {"use_local_output": False} if is_added or not part.is_local else {}
     return _made(Replicated, f"replicated: {part.reason}", **meets)
 
 

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import DTensor, ParallelStyle, Replicate
+from hp_dtensor import DTensor, Replicate
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.nest import leaves, map_leaves
 from hp_platform import get_platform
-from hp_tp.styles.cutting import check_flag, check_line
-from hp_tp.styles.placing import local_of, place, run_with
+from hp_tp.plans.overriding import OverridingStyle
+from hp_tp.styles.cutting import check_flag
+from hp_tp.styles.placing import local_of, run_with
 
 Module = Any
 
 
-class Replicated(ParallelStyle):
+class Replicated(OverridingStyle):
     """Keep a module whole: its own parameters become DTensors Replicate, equal on all ranks, and are trained as such.
 
     Called with plain tensors, which must be equal on all ranks, its forward runs on plain tensors, as in one process. Called
@@ -34,20 +35,9 @@ class Replicated(ParallelStyle):
     def __init__(self, *, use_local_output: bool = True) -> None:
         self.use_local_output = check_flag(use_local_output, "Replicated: use_local_output")
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Replace the parameters, and let forward see them as its inputs lie."""
-        check_line(device_mesh, "Replicated")
-        place_whole(module, device_mesh, self.src_data_rank)
-        forward = WholeForward(None if self.use_local_output else device_mesh)
-        get_platform().override_forward(module, forward)
-        return module
-
-
-def place_whole(module: Module, mesh: Any, src_data_rank: int | None) -> None:
-    """Make DTensors Replicate of the own parameters that are plain still."""
-    own = get_platform().named_parameters(module, recurse=False, remove_duplicate=False)
-    names = [name for name, parameter in own if not is_dtensor(parameter)]
-    place(module, mesh, dict.fromkeys(names, Replicate()), src_data_rank)
+    def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
+        """Let forward see the parameters as its inputs lie."""
+        return WholeForward(None if self.use_local_output else mesh)
 
 
 @dataclass(frozen=True)

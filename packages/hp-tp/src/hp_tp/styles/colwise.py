@@ -101,7 +101,7 @@ class ColwiseParallel(CuttingStyle):
             )
         self.wishes = Wishes(parts, heads, query_heads, replicate_kv)
 
-    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> ByColumns:
         """Whole input, pieces of the features out."""
         usual = Shard(cuts.feature_dim)
         parts = parts_of(
@@ -118,7 +118,7 @@ class ColwiseParallel(CuttingStyle):
         is_usual = len(parts) == 1 and parts[0].chosen is None
         if cuts.on_dtensors and not is_usual:
             raise ValueError(f"{what}: parts and replicated heads are for modules that run on pieces")
-        forward = ByColumns(
+        return ByColumns(
             self.door(mesh, usual if cuts.input_is_cut else Replicate(), what),
             usual if self.output_layouts is None else self.output_layouts,
             self.use_local_output,
@@ -129,8 +129,10 @@ class ColwiseParallel(CuttingStyle):
             is_usual,
             self.overlap,
         )
-        place_parts(module, mesh, cuts, parts, self.src_data_rank)
-        return forward
+
+    def place(self, module: Module, forward: ByColumns) -> None:
+        """Cut every parameter, part by part."""
+        place_parts(module, forward.door.mesh, forward.cuts, forward.parts, self.src_data_rank)
 
 
 def _features(cuts: ModuleCuts, parts: tuple[Part, ...], num_ranks: int) -> int:

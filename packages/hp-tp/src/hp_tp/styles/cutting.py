@@ -44,20 +44,31 @@ class CuttingStyle(ParallelStyle):
         self.uneven = check_flag(uneven, f"{name}: uneven")
         self.overlap = policy_of(overlap, name)
 
+    def check(self, module: Module, device_mesh: Any) -> None:
+        """Raise what :meth:`apply` would raise, and change nothing."""
+        self._planned(module, device_mesh)
+
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
-        name, kind = type(self).__name__, type(module).__name__
-        platform = get_platform()
-        check_line(device_mesh, name)
-        check_unplaced(module, name)
-        cuts = cuts_of(module, self.style, self.cuts, self.known)
-        forward = self.laid_out(module, device_mesh, cuts, f"{name} of {kind}")
-        platform.override_forward(module, forward)
+        forward = self._planned(module, device_mesh)
+        self.place(module, forward)
+        get_platform().override_forward(module, forward)
         return module
 
+    def _planned(self, module: Module, mesh: Any) -> Any:
+        name = type(self).__name__
+        check_line(mesh, name)
+        check_unplaced(module, name)
+        cuts = cuts_of(module, self.style, self.cuts, self.known)
+        return self.forward_of(module, mesh, cuts, f"{name} of {type(module).__name__}")
+
     @abstractmethod
-    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
-        """Check the module, let its parameters be DTensors, and give what runs in the place of its forward."""
+    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Any:
+        """What will run in the place of the module's forward. ValueError for a module that cannot be laid out so."""
+
+    @abstractmethod
+    def place(self, module: Module, forward: Any) -> None:
+        """Let the module's parameters be DTensors, as this forward needs them."""
 
     def runs_linear(self, module: Module, what: str) -> bool:
         """Whether the framework's own linear is all that the module's forward does. ValueError if only that could overlap."""

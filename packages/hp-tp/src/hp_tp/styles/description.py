@@ -101,7 +101,8 @@ def describe(model: Module, step: Callable[[], Any] | None = None) -> Descriptio
     platform = get_platform()
     if not platform.is_module(model):
         raise TypeError(f"describe takes a module, got {type(model).__name__}")
-    rows, seen = [], {}
+    rows: list[ParameterRow] = []
+    seen: dict[int, str] = {}
     for prefix, owner in platform.named_modules(model):
         for name, parameter in platform.named_parameters(owner, recurse=False, remove_duplicate=False):
             full = f"{prefix}.{name}" if prefix else name

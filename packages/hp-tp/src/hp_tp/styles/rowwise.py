@@ -52,20 +52,17 @@ class RowwiseParallel(CuttingStyle):
     style = "rowwise"
     known = BY_ROWS
 
-    def laid_out(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> Callable[..., Any]:
+    def forward_of(self, module: Module, mesh: Any, cuts: ModuleCuts, what: str) -> ByRows:
         """Pieces of the features in, a sum out."""
         assert cuts.features is not None
         platform = get_platform()
         kind, num_ranks = platform.layer_kind(module), mesh.shape[0]
         if self.heads is not None:
             check_heads("RowwiseParallel", type(module).__name__, self.heads, cuts.features, num_ranks)
-        placements = {
-            name: Replicate() if dim is None else Shard(dim) for name, dim in cuts.parameters.items()
-        }
         wanted = Replicate() if self.output_layouts is None else self.output_layouts
         is_linear = self.runs_linear(module, what)
         self.check_overlap(wanted, "output_layouts", what)
-        forward = ByRows(
+        return ByRows(
             self.door(mesh, Replicate() if kind == "embedding" else Shard(cuts.feature_dim), what),
             wanted,
             self.use_local_output,
@@ -74,8 +71,12 @@ class RowwiseParallel(CuttingStyle):
             self.overlap,
             chunk_size(cuts.features, num_ranks, mesh.get_coordinate()[0]),
         )
-        place(module, mesh, placements, self.src_data_rank)
-        return forward
+
+    def place(self, module: Module, forward: ByRows) -> None:
+        """Cut the parameters; those that are not cut are whole everywhere."""
+        dims = forward.cuts.parameters.items()
+        placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in dims}
+        place(module, forward.door.mesh, placements, self.src_data_rank)
 
 
 @dataclass(frozen=True)

@@ -60,20 +60,24 @@ class SequenceParallel(ParallelStyle):
         self.local = local if local is None else check_flag(local, "SequenceParallel: local")
         self.uneven = check_flag(uneven, "SequenceParallel: uneven")
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Let the parameters be DTensors that are whole everywhere, and forward run on parts of the sequence."""
-        platform = get_platform()
-        what = f"SequenceParallel of {type(module).__name__}"
+    def check(self, module: Module, device_mesh: Any) -> None:
+        """Raise what :meth:`apply` would raise, and change nothing."""
         check_line(device_mesh, "SequenceParallel")
-        modules = [each for _, each in platform.named_modules(module)]
+        modules = [each for _, each in get_platform().named_modules(module)]
         for each in modules:
             check_unplaced(each, "SequenceParallel")
-        is_known = platform.layer_kind(module) in _OF_EACH_ROW
         if self.local and len(modules) > 1:
             raise ValueError(
-                f"{what}: local=True is for modules without sub-modules, this one has {len(modules) - 1}: apply the style to them"
+                f"SequenceParallel of {type(module).__name__}: local=True is for modules without sub-modules, this one has "
+                f"{len(modules) - 1}: apply the style to them"
             )
-        for each in modules:
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Let the parameters be DTensors that are whole everywhere, and forward run on parts of the sequence."""
+        self.check(module, device_mesh)
+        platform, what = get_platform(), f"SequenceParallel of {type(module).__name__}"
+        is_known = platform.layer_kind(module) in _OF_EACH_ROW
+        for _, each in list(platform.named_modules(module)):
             names = [
                 name for name, _ in platform.named_parameters(each, recurse=False, remove_duplicate=False)
             ]

@@ -1,0 +1,140 @@
+"""Layers in styles as one compiled graph: the numbers of one process, the textbook's collectives in the graph, and no DTensors."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from hp_dtensor import DTensor, Shard
+from hp_platform.testing import World, distributed
+from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, compile_block, parallelize_module
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tp_models import (
+    Config,
+    block_of,
+    block_plan,
+    check_steps,
+    cross_entropy,
+    make_mesh,
+    model_of,
+    model_plan,
+    token_ids,
+)
+
+# dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates. Where there is a
+# GPU, torch's own inductor meets a deprecation of torch.jit.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+
+CONFIG = Config(heads=4, kv_heads=2, head_dim=4, hidden=12, length=4, tied=True)
+
+
+class Graphs:
+    """A backend that runs what it gets as it is, and counts the collectives in it."""
+
+    def __init__(self) -> None:
+        self.forward: list[Counter[str]] = []
+        self.backward: list[Counter[str]] = []
+
+    def backend(self) -> Any:
+        def into(counts: list[Counter[str]]) -> Any:
+            def compiler(graph: Any, _: Any) -> Any:
+                names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+                found = (name.split(".")[1] for name in names if name.startswith("_c10d_functional."))
+                counts.append(Counter(name for name in found if name != "wait_tensor"))
+                return make_boxed_func(graph.forward)
+
+            return compiler
+
+        backend: Any = aot_autograd(fw_compiler=into(self.forward), bw_compiler=into(self.backward))
+        return backend
+
+
+def check_compiled(world: World, sequence: bool, **options: Any) -> Any:
+    """Three steps of a model whose layers are compiled."""
+
+    def build() -> Any:
+        return model_of(world, CONFIG)
+
+    def loss_of(model: Any, step: int) -> Any:
+        ids, targets = token_ids(world, CONFIG, step)
+        if isinstance(model.embed.weight, DTensor) and not hasattr(model, "is_compiled"):
+            for layer in model.layers:
+                compile_block(layer, **options)
+            model.is_compiled = True
+        return cross_entropy(world.platform, model(ids), targets)
+
+    plan = model_plan(CONFIG, world.size, sequence=sequence, is_plain=True, logits=Shard(-1))
+    return check_steps(world, build, plan, loss_of)
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_a_compiled_layer_is_one_graph_with_the_textbooks_collectives(world: World) -> None:
+    expected = {
+        False: ({"all_reduce": 2}, {"all_reduce": 2}),
+        # The norms' weights, and the biases behind reduce-scatters, are summed over ranks, too.
+        True: (
+            {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2},
+            {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2, "all_reduce": 4},
+        ),
+    }
+    for sequence, (forward, backward) in expected.items():
+        graphs = Graphs()
+        check_compiled(world, sequence, backend=graphs.backend())
+        # All layers share one, compiled once in three steps.
+        assert graphs.forward == [forward]
+        assert graphs.backward == [backward]
+
+
+@distributed(world_size=2, backends=("cuda",))
+def test_layers_compiled_by_inductor_give_the_numbers_of_one_process(world: World) -> None:
+    for sequence in (False, True):
+        check_compiled(world, sequence)
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_parameters_of_compiled_layers_are_dtensors_for_everybody_else(world: World) -> None:
+    model = check_compiled(world, sequence=False, backend="eager")
+    found = dict(model.named_parameters())
+    assert all(isinstance(p, DTensor) for name, p in found.items() if "attention" in name or "mlp" in name)
+    assert {name.partition(".")[0] for name in found} == {"embed", "layers", "norm"}
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_an_exception_in_a_compiled_layer_leaves_its_parameters_as_they_were(world: World) -> None:
+    layer = parallelize_module(block_of(world, CONFIG), make_mesh(world), block_plan(CONFIG, world.size))
+    compile_block(layer, backend="eager")
+    before = dict(layer.named_parameters())
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
+        layer(torch.ones(3, 5, device=world.device))
+    assert all(before[name] is p for name, p in layer.named_parameters())
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_what_compiled_layers_cannot_take_is_told(world: World) -> None:
+    mesh = make_mesh(world)
+    block = torch.nn.Sequential(torch.nn.RMSNorm(4), torch.nn.Linear(4, 4))
+    parallelize_module(block, mesh, {"0": SequenceParallel(), "1": ColwiseParallel()})
+    compile_block(block, backend="eager")
+    with pytest.raises(
+        Exception, match="compiled code takes and gives plain pieces: say use_local_output=True"
+    ):
+        block(torch.ones(2, 3, 4))
+    uneven = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    parallelize_module(uneven, mesh, {"0": RowwiseParallel(output_layouts=Shard(1), uneven=True)})
+    compile_block(uneven, backend="eager")
+    with pytest.raises(
+        Exception, match=r"dim 1 of size 3 does not divide over 2 ranks, and compiled code takes equal"
+    ):
+        uneven(torch.ones(2, 3, 2))

@@ -1,0 +1,181 @@
+"""What else models of transformers take and give under ``plan_for``: every way to generate, attentions, hidden states, embeddings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hp_dtensor import DTensor
+from hp_platform.testing import World, assert_parity, count_collectives, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from transformers_models import (
+    CLOSE,
+    ROUNDED,
+    SIZES,
+    build,
+    gradients,
+    ids_of,
+    parallel,
+    square_of,
+    whole,
+)
+
+TORCH = ("torch",)
+GENERATION: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "without a cache": {"use_cache": False},
+    "a static cache": {"cache_implementation": "static"},
+    "sampling": {"do_sample": True, "top_k": 10, "top_p": 0.9, "temperature": 0.8},
+    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+
+
+def both(world: World, kind: str = "llama", options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    reference, model = (build(kind, **changes).to(world.device) for _ in range(2))
+    return reference, parallel(world, model, **(options or {}))
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+@distributed(world_size=3, backends=TORCH, timeout=180)
+def test_every_way_to_generate_gives_the_words_of_one_process(world: World, sequence: bool) -> None:
+    """Attention on DTensors, too, which a static cache cannot hold."""
+    for local in (None, False):
+        options = {"sequence_parallel": sequence, "local_attention": local}
+        models = [model.eval() for model in both(world, options=options)]
+        ids = ids_of(world, 7)
+        masked = torch.ones_like(ids)
+        masked[0, :3] = 0
+        ways = {**GENERATION, "padding": {"attention_mask": masked}}
+        if local is False:
+            del ways["a static cache"]
+        for name, way in ways.items():
+            words = []
+            for model in models:
+                torch.manual_seed(4)
+                words.append(model.generate(ids, max_new_tokens=6, **{"do_sample": False, **way}).tolist())
+            assert words[0] == words[1], name
+
+
+@distributed(world_size=2, backends=TORCH, timeout=120)
+def test_attentions_and_hidden_states_come_whole(world: World) -> None:
+    for sequence in (True, False):
+        # Eager attention takes its softmax in float32.
+        options = {"sequence_parallel": sequence}
+        reference, model = both(world, options=options, attn_implementation="eager")
+        asked = {"output_attentions": True, "output_hidden_states": True}
+        expected, found = (m(ids_of(world, 7), **asked) for m in (reference, model))
+        for name in ("attentions", "hidden_states"):
+            assert len(found[name]) == len(expected[name]) >= 2
+            for x, y in zip(found[name], expected[name], strict=True):
+                assert not isinstance(x, DTensor)
+                assert_parity(x.detach(), y.detach(), **ROUNDED, name=name)
+
+
+@distributed(world_size=(2, 3), backends=TORCH, timeout=120)
+def test_embeddings_masks_and_positions_are_taken_as_in_one_process(world: World) -> None:
+    reference, model = both(world)
+    ids = ids_of(world, 7)
+    random = torch.Generator().manual_seed(1)
+    embeds = torch.randn((2, 7, SIZES["hidden_size"]), generator=random, dtype=torch.float64).to(world.device)
+    masked = torch.ones_like(ids)
+    masked[0, :3] = 0
+    for given in (
+        {"inputs_embeds": embeds},
+        {"input_ids": ids, "position_ids": torch.arange(7, device=world.device)[None] + 3},
+        {"input_ids": ids, "attention_mask": masked},
+        {"input_ids": ids, "logits_to_keep": 2},
+    ):
+        expected, found = reference(**given).logits, model(**given).logits
+        kept = masked.bool() if "attention_mask" in given else slice(None)
+        assert_parity(whole(found)[kept], expected.detach()[kept], **CLOSE, name=", ".join(given))
+    hidden = [m.model(inputs_embeds=embeds).last_hidden_state for m in (reference, model)]
+    assert_parity(whole(hidden[1]), hidden[0].detach(), **CLOSE, name="the model below the head")
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_logits_stay_cut_only_while_gradients_are_recorded(world: World) -> None:
+    _, model = both(world)
+    ids = ids_of(world, 6)
+    assert isinstance(model(ids).logits, DTensor)
+    assert not isinstance(model(ids, labels=ids).loss, DTensor)
+    with torch.no_grad():
+        assert not isinstance(model(ids, labels=ids).logits, DTensor)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@distributed(world_size=2, backends=TORCH)
+def test_recomputed_layers_have_the_same_gradients(world: World, reentrant: bool) -> None:
+    reference, model = both(world)
+    for m in (reference, model):
+        m.train()
+        m.activation_checkpointing_enable({"use_reentrant": reentrant})
+        square_of(m(ids_of(world, 7), use_cache=False).logits).backward()
+    assert_parity(gradients(model), gradients(reference), **CLOSE, name="gradients")
+
+
+@distributed(world_size=2, backends=TORCH)
+def test_the_loss_of_routers_is_added_to_that_of_words(world: World) -> None:
+    reference, model = both(world, "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    ids = ids_of(world, 7)
+    outputs = [m(ids, labels=ids) for m in (reference, model)]
+    for output in outputs:
+        output.loss.backward()
+    for name in ("loss", "aux_loss"):
+        assert_parity(whole(outputs[1][name]), outputs[0][name].detach(), **ROUNDED, name=name)
+    assert_parity(gradients(model), gradients(reference), **ROUNDED, name="gradients")
+
+
+@distributed(world_size=(2, 4), backends=TORCH)
+def test_a_layer_sends_what_the_textbook_says(world: World) -> None:
+    """Per layer two all-reduces each way, or two gathers and two reduce-scatters each way; and nothing of all words' logits."""
+    ids = ids_of(world, 8)
+    sizes = {"num_key_value_heads": 4, "attention_bias": False, "mlp_bias": False}
+    for sequence in (False, True):
+        counts = []
+        for layers in (1, 2):
+            options = {"sequence_parallel": sequence}
+            _, model = both(world, options=options, num_hidden_layers=layers, **sizes)
+            steps = []
+            with count_collectives() as counted:
+                loss = model(ids, labels=ids).loss
+            steps.append(dict(counted.counts))
+            with count_collectives() as counted:
+                loss.backward()
+            steps.append(dict(counted.counts))
+            counts.append(steps)
+        of_layer = [
+            {kind: two[kind] - one.get(kind, 0) for kind in two if two[kind] != one.get(kind, 0)}
+            for one, two in zip(*counts, strict=True)
+        ]
+        if sequence:
+            # The two norms hold whole weights, of whose gradients every rank has a summand.
+            assert of_layer == [
+                {"all_gather": 2, "reduce_scatter": 2},
+                {"all_gather": 2, "reduce_scatter": 2, "all_reduce": 2},
+            ]
+        else:
+            assert of_layer == [{"all_reduce": 2}, {"all_reduce": 2}]
+
+
+@distributed(world_size=(2, 4), backends=TORCH)
+def test_the_loss_moves_a_few_numbers_per_word_and_no_logits(world: World) -> None:
+    """With 2001 words the logits have 2001 numbers per place, and everything else at most 34."""
+    ids = ids_of(world, 8)
+    sizes = {"vocab_size": 2001, "num_hidden_layers": 1, "num_key_value_heads": 4}
+    for sequence in (False, True):
+        reference, model = both(world, options={"sequence_parallel": sequence}, **sizes)
+        expected = reference(ids, labels=ids).loss
+        with count_collectives() as counted:
+            found = model(ids, labels=ids)
+            found.loss.backward()
+        assert_parity(whole(found.loss), expected.detach(), **ROUNDED, name="loss")
+        assert isinstance(found.logits, DTensor)
+        # The gradient of the hidden states, 24 numbers, is all that comes back from the head.
+        assert max(launch.nbytes for launch in counted.record.launches) <= ids.numel() * 34 * 8
