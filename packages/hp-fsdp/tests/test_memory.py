@@ -118,8 +118,9 @@ def check_peak(world: World, kind: str, width: int) -> None:
             device.reset_peak_memory()
         step(world, model, width)
         peaks.append(device.max_memory_allocated() - before)
-    # To others gradients are sent from where they are.
-    expected = theory(plan, moves_gradients=world.size == 1)
+    # Gradients of the dtype in which they travel are sent from where they are, if the backend takes several tensors.
+    takes_lists = kind == "as it is" or world.platform.can_exchange_lists(world.device_type)
+    expected = theory(plan, moves_gradients=world.size == 1 or not takes_lists)
     assert peaks[-1] == pytest.approx(expected, rel=0.05), f"{peaks}, by the layout {expected}\n{plan}"
     assert peaks[-1] <= plan.peak * 1.02
     assert max(peaks[1:]) - min(peaks[1:]) < 20_000, peaks

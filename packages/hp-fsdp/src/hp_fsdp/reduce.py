@@ -138,7 +138,10 @@ class Reduction:
 
     def _packed(self, gradients: Gradients) -> list[Tensor]:
         """What is scattered, rank by rank: 1-D each."""
-        takes_several = not self.is_fused or self.platform.can_coalesce(self.streams.device.name)
+        platform, kind = self.platform, self.streams.device.name
+        takes_several = not self.is_fused or platform.can_coalesce(kind)
+        if takes_several and self.is_fused and self._peers is None and self._dtype != self.lines.dtype:
+            takes_several = platform.can_exchange_lists(kind)
         if self.places.num_shards > 1 and takes_several:
             return self.lines.blocks(gradients, self._dtype)
         return [self.platform.reshape(self.lines.rows(gradients, self._dtype), (-1,))]

@@ -191,7 +191,16 @@ def test_several_collectives_go_in_one_launch(world: World, async_op: bool) -> N
     finish(p.reduce_scatter_coalesced_into(outs, xs, "sum", g, async_op), async_op)
     for out in outs:
         same(out, torch.full_like(out, sum(range(w))))
-    # Parts of larger tensors, as a reduction has them: block i of rank r for rank s holds 10 i + 100 r + s.
+
+
+@distributed((2, 3), backends=TORCH)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_several_exchanges_fill_parts_of_a_larger_tensor(world: World, async_op: bool) -> None:
+    """Block i of rank r for rank s holds 10 i + 100 r + s."""
+    p, w, r, g = world.platform, world.size, world.rank, world.group.native
+    if not p.can_exchange_lists(world.device_type):
+        assert world.device_type != "cuda"
+        return
     xs = [
         torch.cat([full(world, (n,), 10 * i + 100 * r + s, "bfloat16") for s in range(w)])
         for i, n in enumerate((1, 3))

@@ -67,6 +67,10 @@ class MindSporeCommOps(MindSporeP2POps):
         """No launch takes several tensors."""
         return False
 
+    def can_exchange_lists(self, device_type: str) -> bool:
+        """Nor several lists."""
+        return False
+
     # --- collectives
     def all_reduce_(self, x: Any, op: str, group: str, async_op: bool) -> Work | None:
         """``x`` becomes the reduction."""
@@ -209,24 +213,8 @@ class MindSporeCommOps(MindSporeP2POps):
     def all_to_all_coalesced_into(
         self, outs: Sequence[Sequence[Any]], xs: Sequence[Sequence[Any]], group: str, async_op: bool
     ) -> Work | None:
-        """One after the other."""
-        works = []
-        for blocks, x in zip(outs, xs, strict=True):
-            sizes = [int(block.shape[0]) for block in blocks]
-            out = mint.cat(list(blocks))
-            work = self.all_to_all_into(
-                out, mint.cat(list(x)), sizes, [int(y.shape[0]) for y in x], group, True
-            )
-            works.append((work, out, blocks, sizes))
-
-        def finish() -> None:
-            for work, out, blocks, sizes in works:
-                if work is not None:
-                    work.wait()
-                for block, part in zip(blocks, mint.split(out, sizes), strict=True):
-                    fill(block, part)
-
-        return started([], finish, self._drain, async_op=async_op)
+        """``can_exchange_lists`` is False."""
+        raise NotImplementedError("MindSpore exchanges one tensor at a time: use all_to_all_into")
 
     # --- peer memory: a capability that MindSpore lacks
     def peer_domain(self, device: str) -> str | None:

@@ -124,6 +124,10 @@ class CommOps(Protocol):
         """Whether the ``*_coalesced`` launches exist for tensors of this device."""
         ...
 
+    def can_exchange_lists(self, device_type: str) -> bool:
+        """Whether there is :meth:`all_to_all_coalesced_into` for tensors of this device."""
+        ...
+
     # --- collectives
     def all_reduce_(self, x: Tensor, op: str, group: NativeGroup, async_op: bool) -> NativeWork | None:
         """``x`` becomes the reduction over ranks."""

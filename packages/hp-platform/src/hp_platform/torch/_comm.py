@@ -247,36 +247,12 @@ class TorchCommOps:
     ) -> Any:
         """Exchange lists."""
         device = xs[0][0].device
-        if not self._devices[device.type].comm.exchanges_lists:
-            return self._exchange_packed(outs, xs, group, async_op)
         options = c10d.AllToAllOptions()
         options.asyncOp = async_op
         group._start_coalescing(device)
         for out, x in zip(outs, xs, strict=True):
             group.alltoall([self._movable(y) for y in out], [self._movable(y) for y in x], options)
         return _ended(group._end_coalescing(device), async_op)
-
-    def _exchange_packed(
-        self,
-        outs: Sequence[Sequence[torch.Tensor]],
-        xs: Sequence[Sequence[torch.Tensor]],
-        group: Any,
-        async_op: bool,
-    ) -> Any:
-        """1-D blocks, one after the other for each rank."""
-        sent = [torch.cat(blocks) for blocks in zip(*xs, strict=True)]
-        landed = [list(blocks) for blocks in zip(*outs, strict=True)]
-        sizes = [sum(out.shape[0] for out in blocks) for blocks in landed]
-        received = landed[0][0].new_empty((sum(sizes),))
-
-        def finish() -> None:
-            parts = received.split([out.shape[0] for blocks in landed for out in blocks])
-            torch._foreach_copy_([out for blocks in landed for out in blocks], list(parts))
-
-        in_sizes = [x.shape[0] for x in sent]
-        return after(
-            self.all_to_all_into(received, torch.cat(sent), sizes, in_sizes, group, async_op), finish
-        )
 
     def peer_domain(self, device: str) -> str | None:
         """The machine, if its devices are connected."""

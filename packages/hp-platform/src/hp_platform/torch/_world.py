@@ -173,3 +173,7 @@ class TorchWorldOps:
     def can_coalesce(self, device_type: str) -> bool:
         """Whether several collectives go in one launch."""
         return self._devices[device_type].comm.coalesces
+
+    def can_exchange_lists(self, device_type: str) -> bool:
+        """Whether several exchanges go in one launch."""
+        return self._devices[device_type].comm.exchanges_lists

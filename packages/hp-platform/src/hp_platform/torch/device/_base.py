@@ -28,7 +28,7 @@ class CommFacts:
     widened: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
     """Dtypes that are reduced in a wider one and cast back: integers wrap around to the same result."""
     exchanges_lists: bool = False
-    """Whether several all_to_all of lists go in one launch; else they are packed into one."""
+    """Whether several all_to_all of lists go in one launch."""
     gathers: bool = True
     """Whether there is a gather to one rank; else it is made of sends."""
     scatters_by_exchange: bool = False
