@@ -10,7 +10,14 @@ import pytest
 
 from hp_dtensor import Replicate, Shard
 from hp_platform.testing import World, distributed
-from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module, plan_for
+from hp_tp import (
+    ColwiseParallel,
+    OverlapPolicy,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+    plan_for,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tp_models import Config, check_steps, make_mesh, mean_square, model_of, token_ids
@@ -50,6 +57,16 @@ def test_keys_and_values_that_do_not_divide_are_replicated(world: World) -> None
         for local in (None, True):
             options = {"replicate_kv": True, "local_attention": local, **SWITCHES[number]}
             check_model(world, config, plan_for(model_of(world, config), **options))
+
+
+@distributed(world_size=(2, 3), backends=("torch", "cuda"))
+def test_layers_that_communicate_beside_their_products_give_the_same_numbers(world: World) -> None:
+    """With a policy that cuts products of any size."""
+    config = Config(length=7, layers=1, tied=True)
+    overlap = OverlapPolicy(min_nbytes=0, features_per_peer=0, chunk_nbytes=0)
+    plan = plan_for(model_of(world, config), local_attention=True, overlap=overlap)
+    assert plan["layers.*.mlp.down"].overlap == plan["head"].overlap == overlap
+    check_model(world, config, plan)
 
 
 @distributed(world_size=2)
@@ -107,6 +124,10 @@ def test_wrong_calls_say_what_was_given_and_what_to_do(world: World) -> None:
         plan_for(model, replicate_kv="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="local_attention must be True, False or None, got 'auto'"):
         plan_for(model, local_attention="auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="overlap must be True, False or an OverlapPolicy, got 'auto'"):
+        plan_for(model, overlap="auto")
+    with pytest.raises(ValueError, match="overlap is for sequence_parallel=True.*leave one of them out"):
+        plan_for(model, overlap=True, sequence_parallel=False)
     with pytest.raises(ValueError, match="sequence_dim must be a dim such as 1, got -2"):
         plan_for(model, sequence_dim=-2)
     with pytest.raises(

@@ -453,6 +453,24 @@ def test_where_no_gradient_is_recorded_nothing_is_kept_and_nothing_sent_back(wor
     assert not hasattr(x, "_hp_tp_shared")
 
 
+@distributed(world_size=2, backends=("torch", "cuda", "npu"))
+def test_a_piece_is_gathered_once_also_where_no_gradient_is_recorded(world: World) -> None:
+    platform, mesh = world.platform, make_mesh(world)
+    layers = [
+        parallelize_module(Maker(world, seed).linear(6, 6), mesh, ColwiseParallel(input_layouts=Shard(1)))
+        for seed in range(3)
+    ]
+    x = input_of(world, 6)
+    piece = distribute_tensor(platform.detach(x), mesh, [Shard(1)]).to_local()
+    with platform.no_grad(), count_collectives() as counted:
+        found = [layer(piece) for layer in layers]
+    counted.assert_counts(all_gather=1)
+    for seed, y in enumerate(found):
+        expected = Maker(world, seed).linear(6, 6)(x)
+        whole_y = DTensor.from_local(y, mesh, [Shard(-1)], shape=tuple(expected.shape))
+        assert_parity(whole_y, expected, **tolerance(world), name=str(seed))
+
+
 # ------------------------------------------------------------------------------------------------------------ parameters
 @distributed(world_size=2)
 def test_values_are_those_of_the_first_rank_or_of_every_rank(world: World) -> None:

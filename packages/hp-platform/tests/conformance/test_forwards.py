@@ -126,3 +126,12 @@ def test_a_compiled_function_is_one_graph(platform, make, lacks):
     assert platform.to_numpy(y).tolist() == [6.0, 12.0]
     platform.backward([platform.sum(y)])
     assert platform.to_numpy(platform.get_grad(x)).tolist() == [6.0, 6.0]
+
+
+def test_writes_are_counted_where_they_show_in_the_version(platform, make, device):
+    x = make([1.0], "float32")
+    before = platform.version(x)
+    platform.add_(x, 1.0)
+    counts = platform.counts_writes(x)
+    assert counts == platform.supports("version_counter", device)
+    assert (platform.version(x) > before) == counts

@@ -13,12 +13,13 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from hp_dtensor import DTensor, Shard
-from hp_platform.testing import World, distributed
+from hp_platform.testing import World, assert_parity, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, compile_block, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tp_models import (
     Config,
+    activation,
     block_of,
     block_plan,
     check_steps,
@@ -27,6 +28,7 @@ from tp_models import (
     model_of,
     model_plan,
     token_ids,
+    tolerance,
 )
 
 # dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates. Where there is a
@@ -138,3 +140,15 @@ def test_what_compiled_layers_cannot_take_is_told(world: World) -> None:
         Exception, match=r"dim 1 of size 3 does not divide over 2 ranks, and compiled code takes equal"
     ):
         uneven(torch.ones(2, 3, 2))
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_compiled_layers_run_without_gradients(world: World) -> None:
+    layers = [block_of(world, CONFIG) for _ in range(2)]
+    parallelize_module(layers[1], make_mesh(world), block_plan(CONFIG, world.size))
+    compile_block(layers[1], backend="eager")
+    x = activation(world, CONFIG).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            expected, found = (layer(x) for layer in layers)
+        assert_parity(found, expected, **tolerance(world), name=mode.__name__)

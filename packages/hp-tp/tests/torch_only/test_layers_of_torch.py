@@ -113,6 +113,26 @@ def test_the_rms_norm_of_torch_runs_on_pieces_and_over_cut_dims_on_dtensors(worl
         )
 
 
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_under_autocast_results_have_the_dtype_of_one_process(world: World) -> None:
+    """And values that differ by the rounding of a sum of two halves: 3 bits of bfloat16's 8, near 1."""
+    for out in (Replicate(), Shard(1)):
+        models = [filled(world, nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))) for _ in range(2)]
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=out, use_local_output=False)}
+        models = [model.float() for model in models]
+        parallelize_module(models[1], make_mesh(world), plan)
+        x = values(world, 2, 4, 6).float()
+        with torch.autocast(world.device_type, torch.bfloat16):
+            expected, found = (model(x) for model in models)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        assert_parity(found.full_tensor(), expected, rtol=0.0, atol=2.0**-5, name="output")
+        for y in (expected, found):
+            y.float().sum().backward()
+        for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            assert ours.grad.dtype == theirs.grad.dtype == torch.float32
+            assert_parity(ours.grad.full_tensor(), theirs.grad, rtol=2.0**-5, atol=2.0**-5, name="gradient")
+
+
 @distributed(world_size=2, backends=BACKENDS)
 def test_grouped_convolutions_are_refused(world: World) -> None:
     layer = nn.Conv1d(4, 4, 3, groups=2).to(world.device)

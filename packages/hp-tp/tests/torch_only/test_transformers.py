@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hp_dtensor import Replicate
+from hp_platform import collectives
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from transformers_models import check_own_loss, check_training, ids_of
+from transformers_models import build, check_own_loss, check_training, ids_of, parallel
 
 SWITCHES = [
     {"sequence_parallel": sequence, "loss_parallel": loss}
@@ -51,3 +54,22 @@ def test_keys_and_values_that_do_not_divide_are_replicated(world: World, kind: s
         reference, model = check_training(world, kind, 7, options, steps=2, **changes)
         ids = ids_of(world, 7, 9)
         assert generated(model.eval(), ids) == generated(reference.eval(), ids)
+
+
+@distributed(world_size=3, backends=TORCH, timeout=180)
+def test_replicas_are_equal_to_the_bit_after_fifty_steps(world: World) -> None:
+    """Routers, norms and biases, of which every rank has a copy, and computes or receives its gradient."""
+    for sequence in (True, False):
+        for kind in ("mixtral", "llama"):
+            model = parallel(world, build(kind, num_hidden_layers=1), sequence_parallel=sequence)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            for step in range(50):
+                ids = ids_of(world, 5, step)
+                model(ids, labels=ids).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            copies = {n: p.to_local() for n, p in model.named_parameters() if p.placements == (Replicate(),)}
+            assert len(copies) >= 4
+            for name, copy in copies.items():
+                of_ranks = collectives.all_gather(copy.detach()[None])
+                assert torch.equal(of_ranks, copy[None].expand_as(of_ranks)), name

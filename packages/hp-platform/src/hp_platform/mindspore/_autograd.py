@@ -220,6 +220,10 @@ class MindSporeAutogradOps:
         """Always 0."""
         return 0
 
+    def counts_writes(self, x: mindspore.Tensor) -> bool:
+        """Never."""
+        return False
+
     def preserve_version(self, xs: Sequence[mindspore.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""
         context: AbstractContextManager[Any] = _private.preserve_version(xs)

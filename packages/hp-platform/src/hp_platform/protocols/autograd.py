@@ -106,6 +106,11 @@ class AutogradOps(Protocol):
         """How often ``x`` was written in place (0 where the framework does not count; see ``supports("version_counter")``)."""
         ...
 
+    def counts_writes(self, x: Tensor) -> bool:
+        """Whether in-place writes to ``x`` show in its :meth:`version`: not for what was made in ``torch.inference_mode``, whose version
+        must not be asked for."""
+        ...
+
     def preserve_version(self, xs: Sequence[Tensor]) -> AbstractContextManager[None]:
         """In-place writes inside do not count, so that tensors saved for backward may be refilled with the same values."""
         ...

@@ -123,6 +123,10 @@ class TorchAutogradOps:
         """Number of in-place writes."""
         return x._version
 
+    def counts_writes(self, x: torch.Tensor) -> bool:
+        """Whether it has a version counter."""
+        return not x.is_inference()
+
     def preserve_version(self, xs: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""
         return torch.autograd._unsafe_preserve_version_counter(tuple(xs))

@@ -13,9 +13,9 @@ from hp_platform import get_platform
 from hp_tp.overlap.functions import all_gather_matmul, matmul_reduce_scatter
 from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.styles.door import Door
-from hp_tp.styles.entrance import as_dtensor, enter_whole, records, whole_shape
+from hp_tp.styles.entrance import as_dtensor, enter_whole, whole_shape
 from hp_tp.styles.moves import cut_along
-from hp_tp.styles.shared import shared
+from hp_tp.styles.shared import may_share, shared
 
 Tensor = Any
 
@@ -41,7 +41,7 @@ def linear_of_whole(
         return whole
 
     # The key is that of enter_whole: layers with and without overlap may get the same tensor.
-    whole = shared(local, ("gather", door.mesh, dim), gather) if records(local) else gather(None)
+    whole = shared(local, ("gather", door.mesh, dim), gather) if may_share(local) else gather(None)
     return made[0] if made else platform.linear(whole, weight, bias)
 
 

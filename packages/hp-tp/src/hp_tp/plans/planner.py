@@ -9,6 +9,7 @@ from typing import Any
 
 from hp_dtensor import Replicate, Shard
 from hp_platform import get_platform
+from hp_tp.overlap.policy import policy_of
 from hp_tp.plans.anatomy import NO_NAME, parts_of
 from hp_tp.plans.doors import PrepareHidden, PrepareModel
 from hp_tp.plans.heads import configuration_of
@@ -27,6 +28,7 @@ def plan_for(
     loss_parallel: bool = True,
     replicate_kv: bool = False,
     local_attention: bool | None = None,
+    overlap: Any = False,
     sequence_dim: int = 1,
 ) -> ParallelPlan:
     """A tensor parallel plan for a transformer, to be printed, changed and given to :func:`hp_tp.parallelize_module`::
@@ -50,6 +52,8 @@ def plan_for(
             the ranks, which are an error otherwise when the plan is applied. Their gradients are summed.
         local_attention: whether the code between the projections of attention runs on plain tensors with this rank's heads (True), or on
             DTensors with all heads (False). None: on plain ones where that is known to be right; see below.
+        overlap: for sequence parallel plans: whether layers gather and reduce beside their products where that pays; True, or an
+            :class:`hp_tp.OverlapPolicy` (see ``overlap`` of :class:`hp_tp.ColwiseParallel`).
         sequence_dim: the dim of the sequence in hidden states ``(batch, sequence, hidden)``.
 
     What gets which style:
@@ -80,6 +84,10 @@ def plan_for(
         raise ValueError(f"plan_for: sequence_dim must be a dim such as 1, got {sequence_dim!r}")
     if local_attention is not None and not isinstance(local_attention, bool):
         raise ValueError(f"plan_for: local_attention must be True, False or None, got {local_attention!r}")
+    if policy_of(overlap, "plan_for") is not None and not sequence_parallel:
+        raise ValueError(
+            "plan_for: overlap is for sequence_parallel=True, where layers gather and reduce: leave one of them out"
+        )
     parts = parts_of(model, local_attention)
     if not any(part.role in (Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS) for part in parts):
         raise ValueError(_nothing_found(model, parts))
@@ -87,6 +95,7 @@ def plan_for(
         Shard(sequence_dim) if sequence_parallel else Replicate(),
         loss_parallel,
         replicate_kv,
+        overlap,
         bool(getattr(configuration_of(model), "output_router_logits", False)),
     )
     chosen = _chosen(model, parts, choices)

@@ -39,6 +39,8 @@ class Choices:
     """How the hidden states between blocks lie: Replicate(), or cut along the sequence."""
     loss_parallel: bool
     replicate_kv: bool
+    overlap: Any
+    """As styles take it."""
     has_router_loss: bool
     """Whether the model adds a loss of its routers, a plain tensor, to that of the logits."""
 
@@ -64,12 +66,13 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     if role is Role.EMBEDDING:
         return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(stream))
     if role is Role.HEAD:
-        if choices.cuts_logits:
-            cut: dict[str, Any] = {"output_layouts": Shard(-1), "use_local_output": False}
-            return _made(ColwiseParallel, note, input_layouts=stream, **cut)
-        if choices.loss_parallel:
-            note = f"{note}; logits whole, since the model adds a loss of its router to theirs"
-        return _made(ColwiseParallel, note, input_layouts=stream, output_layouts=Replicate())
+        options: dict[str, Any] = {"output_layouts": Shard(-1), "use_local_output": False}
+        if not choices.cuts_logits:
+            options = {"output_layouts": Replicate()}
+            if choices.loss_parallel:
+                note = f"{note}; logits whole, since the model adds a loss of its router to theirs"
+        options.update(_overlapping(part, stream, choices))
+        return _made(ColwiseParallel, note, input_layouts=stream, **options)
     if role in (Role.QUERY, Role.KEY_VALUE, Role.WIDEN, Role.QKV, Role.WIDEN_PAIR):
         counted: dict[str, Any] = {} if part.heads is None else {"heads": part.heads}
         if role is Role.KEY_VALUE and choices.replicate_kv:
@@ -83,10 +86,14 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
             output_layouts=Shard(-1),
             use_local_output=part.is_local,
             **counted,
+            **_overlapping(part, stream, choices),
         )
     if role in (Role.ATTENTION_OUT, Role.NARROW):
         counted = {} if part.heads is None else {"heads": part.heads}
-        return _made(RowwiseParallel, note, input_layouts=Shard(-1), **_leaving(stream), **counted)
+        overlapping = _overlapping(part, stream, choices)
+        return _made(
+            RowwiseParallel, note, input_layouts=Shard(-1), **_leaving(stream), **counted, **overlapping
+        )
     if role is Role.HEAD_NORM:
         return _made(SequenceParallel, note, sequence_dim=2, use_local_output=True, local=True)
     if role is Role.NORM:
@@ -120,6 +127,12 @@ def _made(style: type, note: str, **options: Any) -> Recipe:
 def _leaving(stream: Placement) -> dict[str, Any]:
     """A cut stream consists of DTensors, so that models read whole lengths from it; a whole one of plain tensors."""
     return {"output_layouts": stream, "use_local_output": not isinstance(stream, Shard)}
+
+
+def _overlapping(part: Part, stream: Placement, choices: Choices) -> dict[str, Any]:
+    platform = get_platform()
+    is_stock = platform.layer_kind(part.module) == "linear" and platform.has_stock_forward(part.module)
+    return {"overlap": choices.overlap} if choices.overlap and isinstance(stream, Shard) and is_stock else {}
 
 
 def _norm_options(part: Part) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
 from hp_tp.styles import moves
 from hp_tp.styles.door import Door
-from hp_tp.styles.shared import shared
+from hp_tp.styles.shared import may_share, shared
 
 Tensor = Any
 _DIMS = (0,)
@@ -54,7 +54,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
         return local
     shape = x.shape if isinstance(x, DTensorMethods) else whole_shape(x, door)
     dim = placement.dim % len(shape)
-    if not records(local):
+    if not may_share(local):
         return moves.gather(local, door, dim, shape)
     return shared(local, ("gather", mesh, dim), lambda used: moves.gather(local, door, dim, shape, used))
 

@@ -51,7 +51,7 @@ def leave_sum(
     if use_local and wanted.is_replicate():  # the usual case, and nothing else is to be looked at
         if mesh.shape[0] > 1:
             y = moves.all_reduce(y, door)
-        return y if bias is None else y + _in_dim(bias, dim, len(shape))
+        return y if bias is None else _plus(y, bias, dim)
     (wanted,) = resolve(mesh, [wanted], len(shape))
     if mesh.shape[0] > 1:
         if wanted.is_replicate():
@@ -67,7 +67,7 @@ def leave_reduced(
     """The result that lies as wanted already, plus a whole ``bias`` along ``dim`` (from 0)."""
     (wanted,) = resolve(door.mesh, [wanted], len(shape))
     if bias is not None:
-        y = y + _in_dim(_bias_beside(bias, dim, wanted, door), dim, len(shape))
+        y = _plus(y, _bias_beside(bias, dim, wanted, door), dim)
     if use_local:
         check_even(shape, wanted, door, dim)
         return y
@@ -86,11 +86,14 @@ def _bias_beside(bias: Tensor, dim: int, wanted: Placement, door: Door) -> Tenso
     return conversions.keep_on(bias, mesh.get_coordinate()[0] == 0)
 
 
-def _in_dim(bias: Tensor, dim: int, ndim: int) -> Tensor:
-    """A vector along ``dim``."""
-    if dim == ndim - 1:
-        return bias
-    return get_platform().reshape(bias, (*bias.shape, *(1,) * (ndim - 1 - dim)))
+def _plus(y: Tensor, bias: Tensor, dim: int) -> Tensor:
+    """``y`` plus a vector along ``dim``, in the dtype of ``y``, which may be narrower (autocast)."""
+    platform = get_platform()
+    if bias.dtype != y.dtype:
+        bias = platform.cast(bias, y.dtype)
+    if dim < y.ndim - 1:
+        bias = platform.reshape(bias, (*bias.shape, *(1,) * (y.ndim - 1 - dim)))
+    return y + bias
 
 
 def check_even(shape: Shape, placement: Placement, door: Door, known_dim: int) -> None:

@@ -21,6 +21,14 @@ T = TypeVar("T")
 _ATTRIBUTE = "_hp_tp_shared"
 
 
+def may_share(x: Tensor) -> bool:
+    """Whether a gather of ``x`` may be kept: not where writes leave no trace, unless a graph is recorded, which must see none."""
+    platform = get_platform()
+    if platform.is_compiling() or (platform.is_grad_enabled() and platform.requires_grad(x)):
+        return True
+    return platform.counts_writes(x)
+
+
 class _Shared:
     """What is kept with one tensor: key -> (reference to what was made, version of the tensor then)."""
 
