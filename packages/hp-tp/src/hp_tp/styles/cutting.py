@@ -118,3 +118,7 @@ def check_line(mesh: Any, style: str) -> None:
         raise ValueError(
             f"{style} takes a mesh of one dim, got {mesh} of shape {tuple(mesh.shape)}; slice it by name, such as mesh['tp']"
         )
+    if mesh.get_coordinate() is None:
+        raise RuntimeError(
+            f"{style}: this rank is not in {mesh}, so it holds no part of the module: lay it out on ranks of the mesh only"
+        )

@@ -11,7 +11,7 @@ from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
 from hp_tp.styles import moves
-from hp_tp.styles.door import Door
+from hp_tp.styles.door import Door, refused
 from hp_tp.styles.shared import may_share, shared
 
 Tensor = Any
@@ -25,8 +25,9 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> 
         return args[0]
     given = f"a value of type {type(args[0]).__name__}" if args else "none"
     named = f", and by name {', '.join(kwargs)}" if kwargs else ""
-    raise ValueError(
-        f"{what}: the first positional argument of forward must be a tensor, got {given}{named}: pass the tensor first"
+    raise refused(
+        what,
+        f"the first positional argument of forward must be a tensor, got {given}{named}: pass the tensor first",
     )
 
 
@@ -110,11 +111,12 @@ def records(x: Tensor) -> bool:
 
 def _check_mesh(x: Any, door: Door) -> None:
     if x.device_mesh is not door.mesh and x.device_mesh != door.mesh:
-        raise ValueError(
-            f"{door.what}: the input lies on {x.device_mesh}, but the style was applied on {door.mesh}: redistribute it there "
-            f"first"
+        raise refused(
+            door.what,
+            f"the input lies on {x.device_mesh}, but the style was applied on {door.mesh}: redistribute it there "
+            f"first",
         )
 
 
 def _no_dim(x: Tensor, door: Door, dim: int) -> int:
-    raise ValueError(f"{door.what}: the input of shape {tuple(x.shape)} has no dim {dim} that could be cut")
+    raise refused(door.what, f"the input of shape {tuple(x.shape)} has no dim {dim} that could be cut")

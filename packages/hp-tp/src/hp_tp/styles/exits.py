@@ -9,7 +9,7 @@ from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec, resolve
 from hp_platform import get_platform
 from hp_tp.styles import moves
-from hp_tp.styles.door import Door
+from hp_tp.styles.door import Door, refused
 from hp_tp.styles.moves import cut_along
 from hp_tp.styles.placing import summed_over
 
@@ -102,8 +102,9 @@ def check_even(shape: Shape, placement: Placement, door: Door, known_dim: int) -
         return
     size, num_ranks = shape[placement.dim], door.mesh.shape[0]
     if size % num_ranks:
-        raise ValueError(
-            f"{door.what}: dim {placement.dim} of size {size} does not divide over {num_ranks} ranks, and as plain pieces of "
+        raise refused(
+            door.what,
+            f"dim {placement.dim} of size {size} does not divide over {num_ranks} ranks, and as plain pieces of "
             f"several sizes the result could not be understood by the next module: hand it out as a DTensor "
-            f"(use_local_output=False), or say uneven=True here and in the styles that take it"
+            f"(use_local_output=False), or say uneven=True here and in the styles that take it",
         )

@@ -14,7 +14,7 @@ from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.styles.collectives import Collectives, itemsize_of, of_sum
 from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle
-from hp_tp.styles.door import Door
+from hp_tp.styles.door import Door, refused
 from hp_tp.styles.entrance import as_dtensor, enter_piece, first_argument
 from hp_tp.styles.exits import leave, leave_reduced, leave_sum
 from hp_tp.styles.heads import check_heads
@@ -103,9 +103,10 @@ class ByRows:
             return leave(y, self.wanted, door, use_local=self.use_local, known_dim=len(y.shape) - 1)
         x = enter_piece(x, door, cuts.feature_dim)
         if x.shape[cuts.feature_dim] != self.size:
-            raise ValueError(
-                f"{door.what}: the input's piece has {x.shape[cuts.feature_dim]} of {cuts.features} features on this rank, the "
-                f"parameters' has {self.size}: a plain input is taken to lie as {door.layout}; say input_layouts, or give a DTensor"
+            raise refused(
+                door.what,
+                f"the input's piece has {x.shape[cuts.feature_dim]} of {cuts.features} features on this rank, the "
+                f"parameters' has {self.size}: a plain input is taken to lie as {door.layout}; say input_layouts, or give a DTensor",
             )
         platform = get_platform()
         after = (
