@@ -85,6 +85,24 @@ def test_what_a_norm_in_front_hands_out_as_a_dtensor_is_known_to_lie_so(world: W
 
 
 @distributed(world_size=1)
+def test_keys_whose_heads_do_not_divide_are_whole_on_every_rank(world: World, tmp_path: Path) -> None:
+    plan = {"layers.*.attention.k": ColwiseParallel(heads=6, query_heads=12, replicate_kv=True)}
+    model = model_of(world, Config(layers=1))
+    for num_ranks, weight in ((3, "columns"), (4, "whole")):
+        text = show_plan(model, plan, num_ranks=num_ranks, path=tmp_path / "plan.svg")
+        assert text.splitlines()[1].split() == [
+            "layers.*.attention.k",
+            "whole",
+            "[all-reduce]",
+            "whole",
+            weight,
+            "features",
+            "features",
+        ]
+        assert ("gradient all-reduced" in (tmp_path / "plan.svg").read_text()) is (weight == "whole")
+
+
+@distributed(world_size=1)
 def test_rows_stand_in_the_order_of_the_model(world: World) -> None:
     model = model_of(world, Config(layers=1))
     plan = plan_of(CUT)

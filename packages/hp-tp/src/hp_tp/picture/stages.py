@@ -115,10 +115,13 @@ def _stage(
         return Stage(name, kind, _replicas(module, num_ranks), cut, Way(), cut, weight, cut, Way(), cut)
     if isinstance(style, CuttingStyle):
         stage = Stage(name, kind, _share(module, num_ranks), WHOLE, Way(), WHOLE)
-        if isinstance(style, ColwiseParallel):
-            comes = arrives if is_prepared or style.input_layouts is None else style.input_layouts
-            return _by_columns(stage, module, style, comes, is_prepared)
-        return _by_rows(stage, module, style)
+        if not isinstance(style, ColwiseParallel):
+            return _by_rows(stage, module, style)
+        comes = arrives if is_prepared or style.input_layouts is None else style.input_layouts
+        stage = _by_columns(stage, module, style, comes, is_prepared)
+        if _is_replicated(style, num_ranks):
+            stage = replace(stage, weight=Weight(None, is_vector=False), note=_replicas(module, num_ranks))
+        return stage
     return None
 
 
@@ -140,6 +143,12 @@ def _by_columns(
         behind=_way(Shard(-1), leaves, adds=False),
         leaves=_lies(leaves),
     )
+
+
+def _is_replicated(style: ColwiseParallel, num_ranks: int) -> bool:
+    """Whether every rank keeps the projection whole: [Note: replicated keys and values] in :mod:`hp_tp.styles.heads`."""
+    wishes = style.wishes
+    return wishes.replicate_kv and isinstance(wishes.heads, int) and wishes.heads % num_ranks != 0
 
 
 def _by_rows(stage: Stage, module: Module, style: CuttingStyle) -> Stage:
