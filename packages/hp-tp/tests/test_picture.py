@@ -72,7 +72,7 @@ def test_an_input_that_is_moved_in_front_of_several_modules_is_moved_there(world
 @distributed(world_size=1)
 def test_what_a_norm_in_front_hands_out_as_a_dtensor_is_known_to_lie_so(world: World) -> None:
     plan = {
-        "layers.*.norm1": SequenceParallel(),
+        "layers.*.norm1": SequenceParallel(input_layouts=Replicate()),
         "layers.*.attention.q": ColwiseParallel(),
         "head": ColwiseParallel(),
     }
@@ -80,8 +80,8 @@ def test_what_a_norm_in_front_hands_out_as_a_dtensor_is_known_to_lie_so(world: W
         line.split()[0]: line.split()[1]
         for line in show_plan(model_of(world, Config(layers=1)), plan).splitlines()
     }
+    assert rows["layers.*.norm1"] == rows["head"] == "whole"
     assert rows["layers.*.attention.q"] == "tokens"
-    assert rows["head"] == "whole"
 
 
 @distributed(world_size=1)

@@ -109,10 +109,14 @@ def _stage(
             name, kind, "its input", _lies(comes), _way(comes, used, adds=used.is_replicate()), _lies(used)
         )
     if isinstance(style, SequenceParallel):
-        cut = _lies(Shard(style.sequence_dim))
+        part = Shard(style.sequence_dim)
+        given, cut = style.input_layouts or part, _lies(part)
         own = get_platform().named_parameters(module)
         weight = Weight(None, is_vector=True) if any(True for _ in own) else None
-        return Stage(name, kind, _replicas(module, num_ranks), cut, Way(), cut, weight, cut, Way(), cut)
+        in_front = _way(given, part, adds=False)
+        return Stage(
+            name, kind, _replicas(module, num_ranks), _lies(given), in_front, cut, weight, cut, Way(), cut
+        )
     if isinstance(style, CuttingStyle):
         stage = Stage(name, kind, _share(module, num_ranks), WHOLE, Way(), WHOLE)
         if not isinstance(style, ColwiseParallel):
