@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hp_dtensor import DTensor, Shard
 from hp_platform import init_device_mesh
-from hp_platform.testing import World, assert_parity, distributed
+from hp_platform.testing import World, assert_parity, count_collectives, distributed
 from hp_tp import describe, parallelize_module, plan_for
 from hp_tp.plans import PrepareAttention, PrepareHidden, PrepareModel, Replicated, StackedExperts
 
@@ -120,14 +120,18 @@ def test_describe_tells_what_experts_send(world: World) -> None:
         line.split(maxsplit=1) for line in str(describe(model)).splitlines() if line.startswith("mixture")
     ]
     sent = dict(reversed(told))  # the first row of a module has it
-    assert "forward: all_reduce of the result" in sent["mixture.experts"]
     assert (
         "backward: all_reduce of the gradient of tokens, all_reduce of the gradient of routes"
-        in sent["mixture.experts"]
+        in (sent["mixture.experts"])
     )
-    assert (
-        "forward: all_gather of the input; backward: all_gather of the result's gradient" in sent["mixture"]
-    )
+    assert "forward: all_gather of the input, reduce_scatter of a result that is a sum" in sent["mixture"]
+    hidden = torch.randn(2, 4, WIDTH, device=world.device, requires_grad=True)
+    with count_collectives() as counted:
+        result = model(hidden)
+    counted.assert_counts(all_gather=2, reduce_scatter=1)  # one gather is that of the whole result
+    with count_collectives() as counted:
+        result.sum().backward()
+    counted.assert_counts(all_gather=2, all_reduce=4)  # tokens, routes, weight and bias of the norm
 
 
 @distributed(world_size=2, backends=TORCH)

@@ -234,13 +234,20 @@ class _Walk:
     def _mixture(self, name: str, in_stream: bool) -> Iterator[Part]:
         module, children = self.modules[name], self.children[name]
         yield Part(name, module, Role.MIXTURE, in_stream=in_stream)
+        # Beside plain tensors of other parts, what experts give must be plain, too.
+        is_alone = not any(
+            True
+            for child in children
+            if child not in names.ROUTER | names.EXPERTS
+            for _ in self._below(joined(name, child))
+        )
         for child, part in children.items():
             full = joined(name, child)
             if child in names.ROUTER:
                 for inner in self._below(full):
                     yield Part(inner, self.modules[inner], Role.ROUTER, in_stream=False)
             elif child in names.EXPERTS and is_stack(part):
-                yield Part(full, part, Role.EXPERTS, in_stream=False)
+                yield Part(full, part, Role.EXPERTS, is_local=not is_alone, in_stream=False)
             else:
                 yield from self.visit(full, in_stream=False)
 

@@ -156,12 +156,12 @@ class PrepareMixture(OverridingStyle):
     """Let a mixture of experts see the whole hidden states as a plain tensor, and bring its result back to where they came from.
 
     Args:
-        output_layouts: how the first result (it is whole and plain) shall lie.
+        output_layouts: how the first result (whole and plain, or a DTensor) shall lie.
         use_local_output: whether it is handed out as a plain tensor.
 
     Hidden states, the first argument, may be a DTensor or a plain tensor, which is taken to be whole. Inside, every rank routes every
-    token alike; what cuts the experts sums their results itself. Communication per call: to bring
-    hidden states that are cut along the sequence one all-gather; in backward one all-gather of the result's gradient.
+    token alike. Communication per call: of hidden states that are cut along the sequence one all-gather, of a result that is a sum
+    still one reduce-scatter; in backward one all-gather of the result's gradient.
     """
 
     def __init__(self, *, output_layouts: Placement, use_local_output: bool) -> None:
@@ -204,5 +204,7 @@ class BetweenDoors:
         """What a call sends, for :func:`hp_tp.describe`."""
         if self.mesh.shape[0] == 1 or self.wanted.is_replicate():
             return Collectives()
-        gathers = [Transfer("all_gather", what) for what in ("the input", "the result's gradient")]
-        return Collectives((gathers[0],), (gathers[1],))
+        return Collectives(
+            (Transfer("all_gather", "the input"), Transfer("reduce_scatter", "a result that is a sum still")),
+            (Transfer("all_gather", "the result's gradient"),),
+        )

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_dtensor import Placement, Shard, conversions
-from hp_platform import ProcessGroup, get_platform
+from hp_dtensor import DTensor, Partial, Placement, Shard, conversions
+from hp_platform import get_platform
 from hp_tp.plans.overriding import OverridingStyle
 from hp_tp.plans.replicated import own_pieces
 from hp_tp.plans.weights import parameters_of
 from hp_tp.styles.collectives import Collectives, Transfer
+from hp_tp.styles.cutting import check_flag
 from hp_tp.styles.placing import check_unplaced, place, run_with
 
 Tensor = Any
@@ -33,9 +34,16 @@ class StackedExperts(OverridingStyle):
     becomes a DTensor ``(experts, 2, inner, hidden)``, Shard(2), under its old name; forward sees ``(experts, 2 inner / ranks,
     hidden)``. For a state dict in the old shape: ``full_tensor().flatten(1, 2)``.
 
-    Communication per call: one all-reduce of the result; in backward one all-reduce of the gradient of every argument that has one.
-    ValueError for a module with other parameters.
+    Args:
+        use_local_output: whether the results are summed at once, and handed out as a plain tensor (default); or handed out as a
+            DTensor that is a sum still, so that who wants a part of it gets that by a reduce-scatter.
+
+    Communication per call: one all-reduce of the result, or none; in backward one all-reduce of the gradient of every argument
+    that has one. ValueError for a module with other parameters.
     """
+
+    def __init__(self, *, use_local_output: bool = True) -> None:
+        self.use_local_output = check_flag(use_local_output, "StackedExperts: use_local_output")
 
     def forward_of(self, module: Module, mesh: Any) -> Callable[..., Any]:
         """The experts' forward on this rank's pieces."""
@@ -49,7 +57,7 @@ class StackedExperts(OverridingStyle):
                     f"StackedExperts takes parameters (experts, out, in) named {', '.join(CUT_DIMS)}, but this {kind} has "
                     f"{name!r} of shape {tuple(parameter.shape)}: cut it by a style of its own"
                 )
-        return SummedExperts(mesh.get_group(0) if mesh.shape[0] > 1 else None)
+        return SummedExperts(mesh, self.use_local_output)
 
     def place(self, module: Module, mesh: Any) -> None:
         """Cut the weights."""
@@ -71,7 +79,8 @@ class StackedExperts(OverridingStyle):
 class SummedExperts:
     """The forward of experts of which this rank has a part."""
 
-    group: ProcessGroup | None
+    mesh: Any
+    use_local: bool
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -83,20 +92,22 @@ class SummedExperts:
         args = tuple(map(self._entered, args))
         kwargs = {name: self._entered(x) for name, x in kwargs.items()}
         y = run_with(module, pieces, own, args, kwargs)
-        return y if self.group is None else conversions.all_reduce(y, self.group)
+        if not self.use_local:
+            return DTensor.from_local(y, self.mesh, [Partial()], shape=tuple(y.shape))
+        return y if self.mesh.shape[0] == 1 else conversions.all_reduce(y, self.mesh.get_group(0))
 
     def _entered(self, x: Any) -> Any:
         """Hidden states, and the weights of routes: every rank has a summand of their gradients."""
-        platform, group = get_platform(), self.group
-        if group is None or not platform.is_tensor(x):
+        platform = get_platform()
+        if self.mesh.shape[0] == 1 or not platform.is_tensor(x):
             return x
-        return (
-            conversions.mark(x, (group,)) if platform.requires_grad(x) and platform.is_grad_enabled() else x
-        )
+        is_recorded = platform.requires_grad(x) and platform.is_grad_enabled()
+        return conversions.mark(x, (self.mesh.get_group(0),)) if is_recorded else x
 
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
-        if self.group is None:
+        if self.mesh.shape[0] == 1:
             return Collectives()
+        there = (Transfer("all_reduce", "the result"),) if self.use_local else ()
         back = tuple(Transfer("all_reduce", f"the gradient of {what}") for what in ("tokens", "routes"))
-        return Collectives((Transfer("all_reduce", "the result"),), back)
+        return Collectives(there, back)

@@ -50,6 +50,7 @@ class Part:
     """Of attention: heads of keys and values."""
     is_local: bool = True
     """Of attention and feed-forward layers and what is in them: whether their code may run on this rank's heads and columns as
-    plain tensors; else it must see the whole shapes, as DTensors have them. Of OTHER: whether what it gives may be a plain tensor."""
+    plain tensors; else it must see the whole shapes, as DTensors have them. Of OTHER and EXPERTS: whether what it
+    gives is a plain tensor."""
     in_stream: bool = True
     """Whether it reads the residual stream, and not what a mixture has already gathered."""

@@ -111,7 +111,7 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     if role is Role.ROUTER:
         return _made(Replicated, note)
     if role is Role.EXPERTS:
-        return _made(StackedExperts, note)
+        return _made(StackedExperts, note, use_local_output=part.is_local or not choices.is_cut)
     if role is Role.BLOCK:
         return _made(PrepareHidden, note, layouts=stream) if choices.is_cut else None
     # What a table of positions gives is added to the stream, and what an unknown part of attention gives to DTensors.
