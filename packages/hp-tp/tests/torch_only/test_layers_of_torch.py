@@ -199,6 +199,19 @@ def test_a_module_in_a_style_is_pickled_by_the_name_of_its_class(world: World) -
     assert torch.equal(again(x), 2 * nn.functional.linear(x, layer.weight, layer.bias))
 
 
+@distributed(world_size=2, backends=("torch",))
+def test_a_module_in_a_style_is_saved_with_its_style(world: World) -> None:
+    model = filled(world, nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 6)))
+    parallelize_module(model, make_mesh(world), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    again = torch.load(stream, weights_only=False)
+    x = values(world, 3, 6)
+    assert torch.equal(again(x), model(x))
+    assert again[0].weight.placements == (Shard(0),)
+
+
 class Twice:
     """A forward that gives the double."""
 

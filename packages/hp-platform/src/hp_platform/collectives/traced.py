@@ -85,8 +85,15 @@ def _moved(x: Tensor, start: int, end: int) -> Tensor:
     return x
 
 
+class _Functions(SimpleNamespace):
+    """The autograd Functions, which are pickled as what the other process' platform has."""
+
+    def __reduce__(self) -> Any:
+        return _functions, ()
+
+
 @once
-def _functions(platform: Any) -> SimpleNamespace:
+def _functions(platform: Any) -> _Functions:
     base: Any = platform.TraceableFunction
 
     class Mark(base):
@@ -139,4 +146,4 @@ def _functions(platform: Any) -> SimpleNamespace:
             return _gathered(g, ctx.dim, ctx.size, ctx.name), None, None, None
 
     defined = (Mark, AllReduce, Gather, GatherVarying, ReduceScatter)
-    return SimpleNamespace(**{function.__name__: function for function in defined})
+    return _Functions(**{function.__name__: function for function in defined})
