@@ -107,6 +107,7 @@ def test_layers_compiled_by_inductor_give_the_numbers_of_one_process(world: Worl
 
 @distributed(world_size=2, backends=("torch", "cuda"))
 def test_parameters_of_compiled_layers_are_dtensors_for_everybody_else(world: World) -> None:
+    check_compiled(world, sequence=True, backend="eager")
     model = check_compiled(world, sequence=False, backend="eager")
     found = dict(model.named_parameters())
     assert all(isinstance(p, DTensor) for name, p in found.items() if "attention" in name or "mlp" in name)

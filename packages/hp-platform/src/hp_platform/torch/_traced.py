@@ -19,12 +19,20 @@ class TorchTracedOps:
 
     def traced_all_reduce(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Sum."""
-        return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group))
+        return _arrived(_ops.all_reduce(x.contiguous(), "sum", group))
 
     def traced_all_gather(self, x: torch.Tensor, size: int, group: str) -> torch.Tensor:
         """Along dim 0."""
-        return _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), size, group))
+        return _arrived(_ops.all_gather_into_tensor(x.contiguous(), size, group))
 
     def traced_reduce_scatter(self, x: torch.Tensor, size: int, group: str) -> torch.Tensor:
         """Along dim 0."""
-        return _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group))
+        return _arrived(_ops.reduce_scatter_tensor(x.contiguous(), "sum", size, group))
+
+
+def _arrived(x: torch.Tensor) -> torch.Tensor:
+    """The result, waited for. A view of it: with torch 2.11, graphs that run uncompiled (backend="eager") lose gradients behind a
+    Function that gives the very tensor that was waited for.
+    """
+    x = _ops.wait_tensor(x)
+    return x.view(x.shape)
