@@ -20,6 +20,7 @@ from typing import Literal
 
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform
+from hp_platform.protocols.peer import PeerMemory
 from hp_platform.protocols.tensor import DType, Tensor
 
 HALF_NBYTES = 31 * 1024 * 1024
@@ -41,20 +42,19 @@ class Halves:
     """See [Note: two halves]."""
 
     def __init__(
-        self, platform: Platform, group: ProcessGroup, dtype: DType, device: str, numel: int
+        self, platform: Platform, group: ProcessGroup, memory: PeerMemory, dtype: DType, numel: int
     ) -> None:
-        """``numel``: of a half. All ranks call. RuntimeError where devices cannot reach each other."""
+        """``memory``: twice ``numel`` elements of ``dtype`` on every rank of the group."""
         self.group = group
         self.dtype = dtype
         self.numel = numel
-        self._memory = platform.peer_memory(2 * numel, dtype, device, group.native, group.timeout)
         self._halves = [
-            [platform.narrow(self._memory.of(rank), 0, start, numel) for rank in range(group.size)]
+            [platform.narrow(memory.of(rank), 0, start, numel) for rank in range(group.size)]
             for start in (0, numel)
         ]
         self._turn = 0
-        self.copy_each = self._memory.copy_each
-        self.barrier = self._memory.barrier
+        self.copy_each = memory.copy_each
+        self.barrier = memory.barrier
 
     def turn(self) -> int:
         """Begin the next turn; which half it uses."""

@@ -8,7 +8,7 @@ from hp_fsdp.halves import Halves, Use, half_numel
 from hp_fsdp.peer_exchange import PeerExchange
 from hp_fsdp.places import Places
 from hp_platform.group import ProcessGroup
-from hp_platform.meeting import told
+from hp_platform.peers import peer_memory
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType
 
@@ -25,23 +25,19 @@ class Peers:
     """The ranks of one shard group, as far as they reach each other; hangs on what the group's units have in common."""
 
     def __init__(self, platform: Platform, group: ProcessGroup, device: str, largest: int) -> None:
-        """``largest``: elements of the longest row that goes through it. All ranks of the group call.
-
-        Communication: a short text through the key-value store (:func:`hp_platform.meeting.told`).
-        """
+        """``largest``: elements of the longest row that goes through it."""
         self.platform = platform
         self.group = group
         self.device = device
         self.largest = largest
-        domains = told(platform.peer_domain(device) or "", group)
-        self._reach_each_other = "" not in domains and len(set(domains)) == 1
+        self._reach_each_other = True  # as far as is known
         self._halves: dict[tuple[Use, DType], Halves | None] = {}
         self._exchanges: dict[tuple[tuple[int, ...], DType, str], PeerExchange] = {}
 
     def halves(self, use: Use, dtype: DType) -> Halves | None:
         """One pair for ever; None where the ranks do not reach each other.
 
-        The first time all ranks call and wait for each other.
+        The first time all ranks call and wait for each other; see :func:`hp_platform.peers.peer_memory`.
         """
         key = (use, dtype)
         if key not in self._halves:
@@ -64,12 +60,8 @@ class Peers:
 
     def _made(self, use: Use, dtype: DType) -> Halves | None:
         numel = half_numel(use, self.largest, self.group.size, self.platform.itemsize(dtype))
-        made, reason = None, ""
-        try:
-            made = Halves(self.platform, self.group, dtype, self.device, numel)
-        except RuntimeError as error:  # collectives will do; the ranks must agree on it
-            reason = str(error) or type(error).__name__
-        if any(told(reason, self.group)):
+        memory = peer_memory(2 * numel, dtype, self.device, self.group)
+        if memory is None:
             self._reach_each_other = False
             return None
-        return made
+        return Halves(self.platform, self.group, memory, dtype, numel)

@@ -20,7 +20,7 @@ from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.streams import Streams, Task
 from hp_platform import collectives
-from hp_platform.collectives.unchecked import reduce_scatter_into_each
+from hp_platform.collectives.unchecked import can_exchange_each, reduce_scatter_into_each
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -141,7 +141,7 @@ class Reduction:
         platform, kind = self.platform, self.streams.device.name
         takes_several = not self.is_fused or platform.can_coalesce(kind)
         if takes_several and self.is_fused and self._peers is None and self._dtype != self.lines.dtype:
-            takes_several = platform.can_exchange_lists(kind)
+            takes_several = can_exchange_each(kind)
         if self.places.num_shards > 1 and takes_several:
             return self.lines.blocks(gradients, self._dtype)
         return [self.platform.reshape(self.lines.rows(gradients, self._dtype), (-1,))]

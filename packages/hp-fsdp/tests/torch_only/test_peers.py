@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -57,19 +56,6 @@ class _PeerMemory:
             time.sleep(self.random.random() * 2e-3)
 
 
-class _Platform:
-    """The platform in use, with peer memory."""
-
-    def __init__(self, memory: _PeerMemory) -> None:
-        self._memory = memory
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(get_platform(), name)
-
-    def peer_memory(self, *_: Any) -> _PeerMemory:
-        return self._memory
-
-
 def on_threads(num_ranks: int, numel: int, dtype: torch.dtype, run: Callable[[int, Halves], None]) -> None:
     """``run(rank, halves)`` of every rank at the same time, with halves of ``numel`` elements."""
     shared = _Shared(num_ranks)
@@ -81,8 +67,7 @@ def on_threads(num_ranks: int, numel: int, dtype: torch.dtype, run: Callable[[in
             group = ProcessGroup(
                 tuple(range(num_ranks)), rank, "gloo", timedelta(seconds=30), native=object()
             )
-            platform: Any = _Platform(_PeerMemory(shared, rank))
-            run(rank, Halves(platform, group, dtype, "cpu", numel))
+            run(rank, Halves(get_platform(), group, _PeerMemory(shared, rank), dtype, numel))
         except BaseException as error:
             errors.append(error)
             shared.meeting.abort()

@@ -73,6 +73,11 @@ def all_to_all_into(
     )
 
 
+def can_exchange_each(device_type: str) -> bool:
+    """Whether :func:`all_to_all_into_each` is possible for tensors of such a device."""
+    return get_platform().can_exchange_lists(device_type)
+
+
 def all_to_all_into_each(
     outs: Sequence[Sequence[Tensor]],
     xs: Sequence[Sequence[Tensor]],
@@ -82,7 +87,7 @@ def all_to_all_into_each(
 ) -> Work[None] | None:
     """``outs[i][r]`` become what rank r has for this one: its ``xs[i][own rank]``. ``nbytes`` of all ``xs`` together.
 
-    The result as of :func:`all_gather_into_each`.
+    The caller vouches for :func:`can_exchange_each` instead of a backend that coalesces. The result as of :func:`all_gather_into_each`.
     """
     platform, native = get_platform(), group.native
     return launch(

@@ -108,7 +108,8 @@ class AutogradOps(Protocol):
 
     def counts_writes(self, x: Tensor) -> bool:
         """Whether in-place writes to ``x`` show in its :meth:`version`: not for what was made in ``torch.inference_mode``, whose version
-        must not be asked for."""
+        must not be asked for.
+        """
         ...
 
     def preserve_version(self, xs: Sequence[Tensor]) -> AbstractContextManager[None]:

@@ -1,0 +1,30 @@
+"""Peer memory for a group, where its ranks are devices of one machine that reach each other's memory."""
+
+from __future__ import annotations
+
+from hp_platform.group import ProcessGroup
+from hp_platform.meeting import told
+from hp_platform.platform import get_platform
+from hp_platform.protocols.peer import PeerMemory
+from hp_platform.protocols.tensor import DType
+
+
+def peer_memory(numel: int, dtype: DType, device: str, group: ProcessGroup) -> PeerMemory | None:
+    """``numel`` elements on every rank of the group, see :class:`hp_platform.protocols.peer.PeerMemory`. None, on all ranks, where
+    they do not reach each other's memory.
+
+    All ranks call, and wait for each other on the host. Communication: two short texts through the key-value store
+    (:func:`hp_platform.meeting.told`), and the framework's own exchange of addresses.
+    """
+    platform = get_platform()
+    if group.size == 1 or not platform.supports("peer_memory", device):
+        return None
+    domains = told(platform.peer_domain(device) or "", group)
+    if "" in domains or len(set(domains)) > 1:
+        return None
+    made, reason = None, ""
+    try:
+        made = platform.peer_memory(numel, dtype, device, group.native, group.timeout)
+    except RuntimeError as error:  # there are collectives; but all ranks must do without, or none
+        reason = str(error) or type(error).__name__
+    return None if any(told(reason, group)) else made

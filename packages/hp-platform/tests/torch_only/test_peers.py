@@ -1,0 +1,73 @@
+"""Which ranks get peer memory: all of a group, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hp_platform.peers import peer_memory
+from hp_platform.testing import World, count_collectives, distributed
+
+TORCH = ("torch", "cuda")
+
+
+class Made:
+    """What a device gives that reaches others."""
+
+
+def reaching(patch: pytest.MonkeyPatch, world: World, domain: str | None, error: str = "") -> None:
+    """Let this rank be in ``domain``, and fail to map memory with ``error`` if there is one."""
+
+    def make(*_: Any) -> Made:
+        if error:
+            raise RuntimeError(error)
+        return Made()
+
+    kind = type(world.platform)
+    supports = kind.supports
+    patch.setattr(kind, "supports", lambda p, name, d=None: name == "peer_memory" or supports(p, name, d))
+    patch.setattr(kind, "peer_domain", lambda p, device: domain)
+    patch.setattr(kind, "peer_memory", make)
+
+
+@pytest.mark.parametrize(
+    ("domains", "errors", "is_made"),
+    [
+        (("a", "a"), ("", ""), True),
+        (("a", "b"), ("", ""), False),
+        (("a", None), ("", ""), False),
+        (("a", "a"), ("", "no access"), False),
+    ],
+    ids=["one machine", "two machines", "one reaches nobody", "mapping fails on one"],
+)
+@distributed(2, backends="torch")
+def test_all_ranks_get_it_or_none(
+    world: World, domains: tuple[str | None, ...], errors: tuple[str, ...], is_made: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, count_collectives() as counted:
+        reaching(patch, world, domains[world.rank], errors[world.rank])
+        found = peer_memory(8, torch.float32, world.device, world.group)
+    assert isinstance(found, Made) if is_made else found is None
+    counted.assert_counts()
+
+
+@distributed((1, 2), backends=TORCH)
+def test_where_devices_reach_each_other_what_one_writes_the_other_reads(world: World) -> None:
+    found = peer_memory(8, torch.float32, world.device, world.group)
+    if not world.platform.supports("peer_memory", world.device) or world.size == 1:
+        assert found is None
+        return
+    handle = world.platform.device(world.device)
+    if found is None:
+        assert world.platform.peer_domain(world.device) is None, "GPUs of one machine"
+        return
+    assert handle.memory_allocated() >= 32
+    own, other = found.of(world.rank), found.of(1 - world.rank)
+    own.fill_(world.rank + 1.0)
+    found.barrier()
+    copy = torch.empty(8, device=world.device)
+    found.copy_each([copy], [other])
+    found.barrier()
+    assert copy.tolist() == [2.0 - world.rank] * 8
