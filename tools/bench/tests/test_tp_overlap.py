@@ -1,11 +1,9 @@
 """The rows of `bench tp-overlap`: which are chosen, what of the communication is hidden, and what a row says."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
 from bench.cases import tp_overlap
 from bench.cases.tp_overlap import HEADER, LAYERS, Row
 from bench.cases.tp_overlap_sides import SIDES, Found, hidden
@@ -56,16 +54,3 @@ def test_a_row_compares_ours_with_the_plain_program() -> None:
     assert len(cells) == len(HEADER.splitlines()[0].split(" | "))
     assert "25%" in cells
     assert json.loads(faster.to_json())["sides"]["ours"] == {"milliseconds": 0.8, "hidden": 0.25}
-
-
-def test_without_gpus_two_processes_run_a_tiny_layer(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tp_overlap, "num_gpus", lambda: 0)
-    monkeypatch.setattr(tp_overlap, "GOAL", 1e9)  # times on a busy host are not what is tested
-    options = ["--ranks", "2", "--rounds", "1", "--steps", "1", "--json", str(tmp_path / "rows")]
-    assert main(["tp-overlap", "qkv-512", "down-512-forward", *options]) == 0
-    assert "| tiny-qkv-512 | 2 |" in capsys.readouterr().out
-    found = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-    assert [each["case"] for each in found] == ["tp-overlap tiny-qkv-512", "tp-overlap tiny-down-512-forward"]
-    assert all(each["sides"][side]["milliseconds"] > 0 for each in found for side in SIDES)
