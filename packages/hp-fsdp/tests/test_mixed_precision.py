@@ -121,6 +121,33 @@ def test_reducing_in_float32_loses_nothing_that_low_precision_would(world: World
         assert_parity(gradient, platform.to_numpy(platform.full((4,), expected, "float32")), exact=True)
 
 
+@distributed(world_size=(1, 2))
+def test_a_rank_that_leaves_a_backward_without_synchronisation_out_sends_as_the_others_do(
+    world: World,
+) -> None:
+    platform = world.platform
+    maker = Maker(world, "float32")
+    model = maker.model(
+        lambda module: setattr(module, "weight", maker.parameter(4)),
+        lambda module, x, rank: module.weight * x,
+    )
+    mesh = make_mesh(world)
+    policy = MixedPrecisionPolicy(param_dtype=low(world), reduce_dtype="float32")
+    fully_shard(model, mesh, mp_policy=policy)
+    x = platform.full((4,), 1.0, "float32", world.device)
+    model.set_requires_gradient_sync(False)
+    output = model(x)
+    if world.rank == 0:  # the others find that there is nothing to learn
+        platform.backward([platform.sum(output)])
+    model.set_requires_gradient_sync(True)
+    for num_backwards in (2, 1):
+        expected = (num_backwards + world.size - 1) / world.size
+        platform.backward([platform.sum(model(x))])
+        gradient = whole(world, model, {"weight": (4,)}, mesh, platform.get_grad)["weight"]
+        assert_parity(gradient, platform.to_numpy(platform.full((4,), expected, "float32")), exact=True)
+        model.zero_grad()
+
+
 @distributed(world_size=2)
 def test_a_unit_may_hold_several_dtypes(world: World) -> None:
     platform = world.platform

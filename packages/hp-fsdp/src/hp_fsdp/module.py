@@ -82,6 +82,7 @@ class HSDPModule:
         flag = _flag("requires_gradient_sync", requires_gradient_sync)
         for unit in _units(self, recurse):
             unit.options.sync_gradients = flag
+            unit.options.has_put_off_sync = unit.options.has_put_off_sync or not flag
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Whether replicas (dim 0 of a 2-D mesh) are reduced in backward, in this unit and (``recurse``) all inside (default True).

@@ -23,6 +23,9 @@ class Options:
     offload: bool = False
     pin_memory: bool = True
     sync_gradients: bool = True
+    has_put_off_sync: bool = False
+    """Whether that was False at any time since the last reduction: what the user has told all ranks alike, whichever of them had
+    gradients then."""
     wishes: Wishes = field(default_factory=Wishes)
     forward_prefetch: list[Any] | None = None
     """Units to gather when this one's forward begins; None: by the order of the pass before."""

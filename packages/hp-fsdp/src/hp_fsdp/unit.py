@@ -119,7 +119,9 @@ class Unit(UnitParameters):
         """
         assert self.context is not None
         taking_part = tuple(param.trains or param in self.owing for param in self.params)
-        owed, self.owes_sync = self.owes_sync, False
+        self.owes_sync = False
+        # Not owes_sync: a rank that has left a backward out owes nothing, and would send something else than the others.
+        put_off, self.options.has_put_off_sync = self.options.has_put_off_sync, False
         self.owing = set()
         self.owes_all_reduce = not (self.options.wishes.all_reduce or self.places.replicate_group is None)
         streams, wishes = self.context.streams, self.options.wishes
@@ -137,7 +139,7 @@ class Unit(UnitParameters):
                     wishes,
                     self.gradients,
                     is_fused=self.options.is_fused,
-                    is_of_one_backward=not owed,
+                    is_of_one_backward=not put_off,
                     peers=self.context.peers_of(self),
                 )
                 self.context.launch(reduction)
