@@ -163,13 +163,15 @@ class WholeParameters:
     def _can_copy(self, peers: Peers) -> bool:
         if self._follows or not self._in_place or not self._wire_nbytes:
             return False
-        if self._by_peers is None:
-            halves = peers.halves("gather", self.dtype)
-            if halves is not None:
-                sizes = [slot.numel for slot in self.slots]
-                with self.platform.recordable():  # it stays
-                    self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
-        return self._by_peers is not None
+        halves = peers.halves("gather", self.dtype)
+        if halves is None:
+            return False
+        # A unit that has come to another root goes through that root's memory, in the order of its streams.
+        if self._by_peers is None or self._by_peers.halves is not halves:
+            sizes = [slot.numel for slot in self.slots]
+            with self.platform.recordable():  # it stays
+                self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
+        return True
 
     def _copy_from_peers(self) -> Follow:
         assert self._by_peers is not None
