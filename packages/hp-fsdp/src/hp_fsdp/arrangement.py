@@ -148,7 +148,7 @@ class Arrangement:
 
     # --- their gradients
     def lines(self, trains: tuple[bool, ...]) -> list[Lines]:
-        """One layout per dtype in which gradients travel, of the parameters that train."""
+        """One layout per dtype in which gradients are reduced, of the parameters that train."""
         found = self._lines.get(trains)
         if found is None:
             groups: dict[Any, list[ManagedParameter]] = {}

@@ -20,7 +20,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class Lines:
-    """The layout of one reduction: parameters (sharded ones, scalars, other replicated ones) whose gradients travel in one dtype."""
+    """The layout of one reduction: parameters (sharded ones, scalars, other replicated ones) whose gradients are reduced in one dtype."""
 
     def __init__(
         self,

@@ -55,7 +55,9 @@ class MemoryPlan:
     num_ahead: int = 1
     """How many units are gathered ahead of the one that runs; one, unless prefetch lists say more."""
     peers: int = 0
-    """Memory that all ranks of a machine reach, from the first step on: see [Note: small halves] in :mod:`hp_fsdp.peers`."""
+    """Memory that all ranks of a machine reach, from the first step on: see [Note: small halves] in :mod:`hp_fsdp.halves`.
+    Counted wherever devices may reach each other; on several machines, say, there is none, and collectives need
+    a little more beside."""
 
     @property
     def shards(self) -> int:
@@ -126,7 +128,8 @@ def memory_plan(model: Any) -> MemoryPlan:
 
     It is computed from the layout, so it can be asked before the first step, and for parameters on the meta device.
     Gradients are those of parameters that train now, reduced by every backward; without synchronisation
-    (``set_requires_gradient_sync(False)``) a unit also keeps its ``whole_gradients``, in the dtype of the reduction. The
+    (``set_requires_gradient_sync(False)``) a unit also keeps its ``whole_gradients``, in the dtype of the reduction, and those
+    that would travel narrower take peer memory in that dtype, too. The
     optimizer's state and activations come on top. Figures differ between ranks where dims do not divide. A parameter with an
     extension counts as if it had none.
 
@@ -163,20 +166,23 @@ def memory_plan(model: Any) -> MemoryPlan:
 
 def _peer_memory(platform: Platform, units: list[Unit]) -> int:
     """Bytes of the halves, two for each use, dtype and group."""
-    largest: dict[tuple[Any, Use, DType], int] = {}
+    longest: dict[Any, int] = {}
+    for unit in units:
+        group = unit.places.shard_group
+        longest[group] = max(longest.get(group, 0), unit.longest_row)
+    needed: set[tuple[Any, Use, DType]] = set()
     for unit in units:
         if not unit.copies_between_peers:
             continue
         lines = unit.arrangement.lines(tuple(param.trains for param in unit.params))
         uses: list[tuple[Use, DType]] = [("exchange", each.narrow_dtype or each.dtype) for each in lines]
-        cut = [param for param in unit.params if param.dim is not None and not param.is_extended]
-        uses.extend(("gather", param.compute_dtype) for param in cut)
-        for use, dtype in uses:
-            key = (unit.places.shard_group, use, dtype)
-            largest[key] = max(largest.get(key, 0), unit.longest_row)
+        cut = [param for param in unit.params if param.slot is not None and not param.is_extended]
+        moved = {param.compute_dtype for param in cut if param.slot is not None and not param.slot.is_leading}
+        uses.extend(("gather", param.compute_dtype) for param in cut if param.compute_dtype not in moved)
+        needed.update((unit.places.shard_group, use, dtype) for use, dtype in uses)
     return sum(
-        2 * platform.itemsize(dtype) * half_numel(use, numel, group.size, platform.itemsize(dtype))
-        for (group, use, dtype), numel in largest.items()
+        2 * platform.itemsize(dtype) * half_numel(use, longest[group], group.size, platform.itemsize(dtype))
+        for group, use, dtype in needed
     )
 
 
