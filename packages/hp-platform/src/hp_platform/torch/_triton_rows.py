@@ -45,9 +45,10 @@ class TritonRows:
             return False
         stride, scale = rows.stride(0), 1.0 / num_rows if op == "mean" else 1.0
         grid = (-(-length // _BLOCK), 1, 1)
-        aligned = rows.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
-        facts = (num_rows, rows.dtype, x.device.index, aligned, length % 16 == 0, stride % 16 == 0)
-        key = (*facts, length == 1, stride == 1, max(length, stride) >= 2**31)
+        # Of each argument by itself: a kernel compiled for an aligned one must not get another.
+        aligned = (rows.data_ptr() % 16 == 0, x.data_ptr() % 16 == 0)
+        numbers = [(number == 1, number % 16 == 0, number >= 2**31) for number in (length, stride)]
+        key = (num_rows, rows.dtype, x.device.index, *aligned, *numbers)
         arguments = (rows, x, length, stride, scale)
         with torch.accelerator.device_index(x.device.index):
             found = self._compiled.get(key)
