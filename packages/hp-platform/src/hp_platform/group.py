@@ -36,8 +36,6 @@ class ProcessGroup:
     """When that was, by time.monotonic()."""
     num_transfers: int = 0
     """How many sends and receives this process has started; unlike collectives, other ranks have other numbers."""
-    num_meetings: int = 0
-    """How often its ranks have told each other a text (:func:`hp_platform.meeting.told`)."""
     tables: WorldTables | None = field(default=None, repr=False)
     """Only on the world."""
 

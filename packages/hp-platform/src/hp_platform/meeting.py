@@ -22,8 +22,9 @@ def told(text: str, group: ProcessGroup) -> list[str]:
     store = None if world is None or world.tables is None else world.tables.store
     if store is None or group.size == 1:
         return collectives.all_gather_object(text, group)
-    platform, number = get_platform(), group.num_meetings
-    group.num_meetings = number + 1
+    platform, counts = get_platform(), _process.state.num_meetings
+    number = counts.get(group.ranks, 0)
+    counts[group.ranks] = number + 1
     prefix = f"hp/meeting/{','.join(map(str, group.ranks))}/{number}"
     platform.store_set(store, f"{prefix}/{group.rank}", text.encode())
     deadline = time.monotonic() + group.timeout.total_seconds()

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from hp_platform.collectives import CollectiveTimeoutError
+from hp_platform.group import ProcessGroup
 from hp_platform.meeting import told
 from hp_platform.subgroups import group_of
 from hp_platform.testing import World, count_collectives, distributed
@@ -43,3 +44,12 @@ def test_a_rank_that_does_not_come_is_named(world: World) -> None:
     else:
         time.sleep(0.4)
         assert told("late", world.group) == ["here", "late"]
+
+
+@distributed(world_size=2)
+def test_a_group_that_was_made_anew_hears_nothing_of_the_one_before(world: World) -> None:
+    old = world.group
+    assert told(f"old {world.rank}", old) == [f"old {rank}" for rank in range(world.size)]
+    new = ProcessGroup(old.ranks, old.rank, old.backend, old.timeout, old.native)
+    time.sleep(0.05 * world.rank)
+    assert told(f"new {world.rank}", new) == [f"new {rank}" for rank in range(world.size)]
