@@ -236,7 +236,8 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
             plan, rows, count = ctx.plan, ctx.plan.rows, ctx.plan.num_factors
-            xs, factors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            operands = ctx.saved_tensors  # asked for once: checkpointing frees what it has handed out
+            xs, factors = operands[:count], operands[count:]
             needs = ctx.needs_input_grad[1:]
             wanted = [place for place in range(count) if needs[place]]
             used = flipped([factors[place] for place in wanted])

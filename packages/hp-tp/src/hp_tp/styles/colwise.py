@@ -112,7 +112,7 @@ class ColwiseParallel(CuttingStyle):
             mesh.shape[0],
             mesh.get_coordinate()[0],
         )
-        is_linear = self.runs_linear(module, what)
+        is_linear = self.runs_linear(module, cuts, what)
         if self.input_layouts is not None:  # else DTensors come, and say how they lie
             self.check_overlap(self.input_layouts, "input_layouts", what)
         is_usual = len(parts) == 1 and parts[0].chosen is None

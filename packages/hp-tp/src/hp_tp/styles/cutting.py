@@ -70,10 +70,13 @@ class CuttingStyle(ParallelStyle):
     def place(self, module: Module, forward: Any) -> None:
         """Let the module's parameters be DTensors, as this forward needs them."""
 
-    def runs_linear(self, module: Module, what: str) -> bool:
-        """Whether the framework's own linear is all that the module's forward does. ValueError if only that could overlap."""
+    def runs_linear(self, module: Module, cuts: ModuleCuts, what: str) -> bool:
+        """Whether the framework's own linear, cut as usual, is all that forward does. ValueError if only that could overlap."""
         platform = get_platform()
         is_linear = platform.layer_kind(module) == "linear" and platform.has_stock_forward(module)
+        if is_linear:
+            usual = self.known["linear"](module)
+            is_linear = cuts == cuts_of(module, self.style, usual, self.known)
         if self.overlap is not None and not is_linear:
             raise ValueError(
                 f"{what}: overlap=True is for linear layers with the framework's own forward: leave it out for this module"

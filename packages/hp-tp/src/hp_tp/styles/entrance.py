@@ -57,7 +57,8 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     dim = placement.dim % len(shape)
     if not may_share(local):
         return moves.gather(local, door, dim, shape)
-    return shared(local, ("gather", mesh, dim), lambda used: moves.gather(local, door, dim, shape, used))
+    key = ("gather", mesh, local.dtype, dim)
+    return shared(local, key, lambda used: moves.gather(local, door, dim, shape, used))
 
 
 def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:

@@ -60,7 +60,7 @@ class RowwiseParallel(CuttingStyle):
         if self.heads is not None:
             check_heads("RowwiseParallel", type(module).__name__, self.heads, cuts.features, num_ranks)
         wanted = Replicate() if self.output_layouts is None else self.output_layouts
-        is_linear = self.runs_linear(module, what)
+        is_linear = self.runs_linear(module, cuts, what)
         self.check_overlap(wanted, "output_layouts", what)
         return ByRows(
             self.door(mesh, Replicate() if kind == "embedding" else Shard(cuts.feature_dim), what),

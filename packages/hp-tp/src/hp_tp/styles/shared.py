@@ -2,10 +2,14 @@
 
 [Note: kept with the tensor] Three projections of one activation are three modules that get the same tensor. Its gradient is
 to be reduced once, and if it is a piece it is to be gathered once. So what the first module's door makes of the tensor
-is kept as an attribute of the tensor, for the doors that follow, while nobody has written to it. It ends with the backward of
-what was made (a second forward makes a new one), or with the tensor. Of a leaf that requires grad it is kept weakly: the graph
-behind it holds the leaf, and nobody could free such a cycle. DTensors that are whole keep the like themselves
-(:mod:`hp_dtensor.marks`). In code that is being compiled, tensors are those of one trace, and end with it.
+is kept as an attribute of the tensor, for the doors that follow, while nobody has written to it or put other memory under it.
+It ends with the backward of what was made (a second forward makes a new one), or with the tensor. Of a leaf that requires grad
+it is kept weakly: the graph behind it holds the leaf, and nobody could free such a cycle. DTensors that are whole keep the like
+themselves (:mod:`hp_dtensor.marks`). In code that is being compiled, tensors are those of one trace, and end with it.
+
+What was made where no gradient is recorded hands none on, so it is no answer where one is. A forward that is recomputed makes
+its own, as the first one did. And what requires a gradient while none is recorded (the input of a layer under reentrant
+checkpointing) is itself kept until backward: what is made of it would be, too, so it is not kept at all.
 """
 
 from __future__ import annotations
@@ -22,20 +26,32 @@ _ATTRIBUTE = "_hp_tp_shared"
 
 
 def may_share(x: Tensor) -> bool:
-    """Whether a gather of ``x`` may be kept: not where writes leave no trace, unless a graph is recorded, which must see none."""
+    """Whether a gather of ``x`` may be kept.
+
+    Always where a graph is recorded, which must see no writes; else not where these leave no trace, and not of what lives longer
+    than the layers that get it: see [Note: kept with the tensor].
+    """
     platform = get_platform()
-    if platform.is_compiling() or (platform.is_grad_enabled() and platform.requires_grad(x)):
+    if platform.is_compiling() or _records(x):
         return True
-    return platform.counts_writes(x)
+    return not platform.requires_grad(x) and platform.counts_writes(x)
+
+
+def _records(x: Tensor) -> bool:
+    platform = get_platform()
+    return platform.is_grad_enabled() and platform.requires_grad(x)
 
 
 class _Shared:
-    """What is kept with one tensor: key -> (reference to what was made, version of the tensor then)."""
+    """What is kept with one tensor: key -> (reference to what was made, state of the tensor then)."""
 
     __slots__ = ("__weakref__", "made")
 
     def __init__(self) -> None:
-        self.made: dict[Any, tuple[Callable[[], Any], int]] = {}
+        self.made: dict[Any, tuple[Callable[[], Any], Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shared, ()  # copies and files of the tensor begin with nothing
 
 
 def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
@@ -47,9 +63,12 @@ def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
     if kept is None:
         kept = _Shared()
         setattr(x, _ATTRIBUTE, kept)
-    version = platform.version(x)
+    key = (*key, _records(x), platform.is_recomputing())
+    # As marks: other memory under a tensor is counted by no version; where nothing counts, asking would wait for the device.
+    address = platform.data_ptr(x) if platform.supports("version_counter") else None
+    state = (platform.version(x), address)
     found = kept.made.get(key)
-    if found is not None and found[1] == version:
+    if found is not None and found[1] == state:
         known: T | None = found[0]()
         if known is not None:
             return known
@@ -62,7 +81,7 @@ def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
 
     made = make(used)
     is_cycle = platform.is_tensor(made) and platform.requires_grad(x) and platform.is_leaf(x)
-    kept.made[key] = (weakref.ref(made) if is_cycle else _Strongly(made), version)
+    kept.made[key] = (weakref.ref(made) if is_cycle else _Strongly(made), state)
     return made
 
 
