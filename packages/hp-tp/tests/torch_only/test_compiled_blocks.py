@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import sys
 from collections import Counter
 from pathlib import Path
@@ -112,6 +114,27 @@ def test_parameters_of_compiled_layers_are_dtensors_for_everybody_else(world: Wo
     found = dict(model.named_parameters())
     assert all(isinstance(p, DTensor) for name, p in found.items() if "attention" in name or "mlp" in name)
     assert {name.partition(".")[0] for name in found} == {"embed", "layers", "norm"}
+
+
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_a_compiled_block_is_saved_and_copied_with_its_own_parameters(world: World) -> None:
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)).to(world.device)
+    model = torch.nn.Sequential(
+        compile_block(parallelize_module(layers, make_mesh(world), plan), backend="eager")
+    )
+    x = torch.ones(3, 4, device=world.device)
+    expected = model(x)
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    for twin in (torch.load(stream, weights_only=False), copy.deepcopy(model)):
+        torch.testing.assert_close(twin(x), expected)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        assert not twin(x).any()
+    torch.testing.assert_close(model(x), expected)
 
 
 @distributed(world_size=2, backends=("torch", "cuda"))

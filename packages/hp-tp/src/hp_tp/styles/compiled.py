@@ -39,31 +39,43 @@ def compile_block(module: Module, **options: Any) -> Module:
         for name, _ in platform.named_parameters(owner, recurse=False, remove_duplicate=False)
     ]
     require(platform, "traced_collectives", what="compile_block")
-    setters = [(owner, name, platform.parameter_setter(owner, name)) for owner, name in places]
-    platform.override_forward(module, _Compiled(setters, options))
+    forward = _Compiled(places, options)
+    forward.prepare()
+    platform.override_forward(module, forward)
     return module
 
 
 class _Compiled:
     """A compiled forward, for which DTensors step aside."""
 
-    def __init__(
-        self, places: list[tuple[Module, str, Callable[[Any], None]]], options: dict[str, Any]
-    ) -> None:
+    def __init__(self, places: list[tuple[Module, str]], options: dict[str, Any]) -> None:
         self.places, self.options = places, options
-        self.run = get_platform().compile(_run, **options)
+        self.run: Callable[..., Any] | None = None
+        self.setters: list[Callable[[Any], None]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and files have the places alone: what was compiled is made again at their first call.
+        return {"places": self.places, "options": self.options, "run": None, "setters": []}
+
+    def prepare(self) -> Callable[..., Any]:
+        """What runs: options that the compiler does not take are refused here."""
+        platform = get_platform()
+        self.setters = [platform.parameter_setter(owner, name) for owner, name in self.places]
+        self.run = platform.compile(_run, **self.options)
+        return self.run
 
     def __call__(
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         platform = get_platform()
-        before = [platform.get_parameter(owner, name) for owner, name, _ in self.places]
+        run = self.prepare() if self.run is None else self.run
+        before = [platform.get_parameter(owner, name) for owner, name in self.places]
         try:
-            for (_, _, put), value in zip(self.places, before, strict=True):
+            for put, value in zip(self.setters, before, strict=True):
                 put(local_of(value))
-            return self.run(own, args, kwargs)
+            return run(own, args, kwargs)
         finally:
-            for (_, _, put), value in zip(self.places, before, strict=True):
+            for put, value in zip(self.setters, before, strict=True):
                 put(value)
 
 
