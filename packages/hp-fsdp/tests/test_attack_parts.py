@@ -39,17 +39,19 @@ def shard_block(model: Any, mesh: Any) -> None:
 
 
 @pytest.mark.parametrize("first_by_root", [True, False])
-@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize("between", ["nothing", "an evaluation", "whole by hand"])
 @distributed(world_size=2)
 def test_parts_stay_until_the_last_of_their_uses_has_been_differentiated(
-    world: World, first_by_root: bool, evaluates: bool
+    world: World, first_by_root: bool, between: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "MIN_NBYTES", 1)
         pair = Pair(world, lambda maker: used_twice(maker, first_by_root), shard_block)
         for batch in range(2):
+            if between == "whole by hand":
+                pair.sharded.unshard()
             loss = pair.loss(batch)
-            if evaluates:
+            if between == "an evaluation":
                 with world.platform.no_grad():
                     pair.loss(7)
             pair.backward(loss)

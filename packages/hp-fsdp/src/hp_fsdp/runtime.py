@@ -92,6 +92,8 @@ class RootContext:
         self._gather_ahead(unit.options.forward_prefetch, following)
         self._ahead.discard(unit)
         unit.show()
+        for part in unit.parts:
+            part.hide()  # shown by hand, they would not tell of a use outside of their forward
 
     def gather_on_demand(self, unit: UnitParameters) -> None:
         """Show a part of the root whose parameters are used outside of its module's forward."""
