@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hp_platform.group import ProcessGroup
 from hp_platform.meeting import told
 from hp_platform.platform import get_platform
@@ -13,7 +15,7 @@ def peer_memory(numel: int, dtype: DType, device: str, group: ProcessGroup) -> P
     """``numel`` elements on every rank of the group, see :class:`hp_platform.protocols.peer.PeerMemory`. None, on all ranks, where
     they do not reach each other's memory.
 
-    All ranks call, and wait for each other on the host. Communication: two short texts through the key-value store
+    All ranks call, and wait for each other on the host. Communication: three short texts through the key-value store
     (:func:`hp_platform.meeting.told`), and the framework's own exchange of addresses.
     """
     platform = get_platform()
@@ -22,9 +24,21 @@ def peer_memory(numel: int, dtype: DType, device: str, group: ProcessGroup) -> P
     domains = told(platform.peer_domain(device) or "", group)
     if "" in domains or len(set(domains)) > 1:
         return None
-    made, reason = None, ""
+    made: list[PeerMemory] = []
+    # One after the other: who has no memory must not leave the others waiting where they join.
+    for step in (
+        lambda: made.append(platform.peer_memory(numel, dtype, device, group.native, group.timeout)),
+        lambda: made[0].join(),
+    ):
+        if any(told(_failure(step), group)):
+            return None
+    return made[0]
+
+
+def _failure(step: Callable[[], None]) -> str:
+    """What went wrong; "" if nothing. There are collectives, but all ranks must do without peer memory, or none."""
     try:
-        made = platform.peer_memory(numel, dtype, device, group.native, group.timeout)
-    except RuntimeError as error:  # there are collectives; but all ranks must do without, or none
-        reason = str(error) or type(error).__name__
-    return None if any(told(reason, group)) else made
+        step()
+    except RuntimeError as error:
+        return str(error) or type(error).__name__
+    return ""

@@ -16,14 +16,22 @@ TORCH = ("torch", "cuda")
 class Made:
     """What a device gives that reaches others."""
 
+    def __init__(self, error: str) -> None:
+        self.error, self.is_joined = error, False
+
+    def join(self) -> None:
+        if self.error == "no access":
+            raise RuntimeError(self.error)
+        self.is_joined = True
+
 
 def reaching(patch: pytest.MonkeyPatch, world: World, domain: str | None, error: str = "") -> None:
-    """Let this rank be in ``domain``, and fail to map memory with ``error`` if there is one."""
+    """Let this rank be in ``domain``, and fail with ``error`` if there is one."""
 
     def make(*_: Any) -> Made:
-        if error:
+        if error == "no memory":
             raise RuntimeError(error)
-        return Made()
+        return Made(error)
 
     kind = type(world.platform)
     supports = kind.supports
@@ -39,8 +47,9 @@ def reaching(patch: pytest.MonkeyPatch, world: World, domain: str | None, error:
         (("a", "b"), ("", ""), False),
         (("a", None), ("", ""), False),
         (("a", "a"), ("", "no access"), False),
+        (("a", "a"), ("no memory", ""), False),
     ],
-    ids=["one machine", "two machines", "one reaches nobody", "mapping fails on one"],
+    ids=["one machine", "two machines", "one reaches nobody", "mapping fails on one", "one has no memory"],
 )
 @distributed(2, backends="torch")
 def test_all_ranks_get_it_or_none(
@@ -49,7 +58,7 @@ def test_all_ranks_get_it_or_none(
     with pytest.MonkeyPatch.context() as patch, count_collectives() as counted:
         reaching(patch, world, domains[world.rank], errors[world.rank])
         found = peer_memory(8, torch.float32, world.device, world.group)
-    assert isinstance(found, Made) if is_made else found is None
+    assert (isinstance(found, Made) and found.is_joined) if is_made else found is None
     counted.assert_counts()
 
 

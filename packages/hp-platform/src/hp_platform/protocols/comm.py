@@ -208,9 +208,8 @@ class CommOps(Protocol):
     def peer_memory(
         self, numel: int, dtype: DType, device: str, group: NativeGroup, timeout: timedelta
     ) -> PeerMemory:
-        """New memory for the group (:class:`~hp_platform.protocols.peer.PeerMemory`). All ranks call, and wait for each other.
-
-        RuntimeError where the devices cannot reach each other. Needs ``supports("peer_memory")``.
+        """This rank's part of new memory for the group, which the ranks then join
+        (:class:`~hp_platform.protocols.peer.PeerMemory`). RuntimeError where there is none. Needs ``supports("peer_memory")``.
         """
         ...
 

@@ -15,6 +15,12 @@ class PeerMemory(Protocol):
     at the same time keep all processors. Nobody knows when somebody else is done, but for :meth:`barrier`.
     """
 
+    def join(self) -> None:
+        """Reach the others' parts. All ranks call once, before anything else, and wait for each other; RuntimeError where devices
+        cannot reach each other.
+        """
+        ...
+
     def of(self, rank: int) -> Tensor:
         """What the rank at this position in the group holds, 1-D; of this process its own."""
         ...

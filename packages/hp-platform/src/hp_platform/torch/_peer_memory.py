@@ -22,19 +22,28 @@ class SymmetricMemory:
     def __init__(
         self, numel: int, dtype: torch.dtype, device: str, group: Any, timeout: timedelta, owner: Any
     ) -> None:
-        """``owner``: the device's handle, which counts the bytes."""
-        # Not a part of torch that is loaded by itself; what it needs is not in every build.
-        from torch.distributed import _symmetric_memory as symmetric
+        """``owner``: the device's handle, which counts the bytes. RuntimeError without memory, and for builds of torch without it."""
+        try:
+            # Not a part of torch that is loaded by itself.
+            from torch.distributed import _symmetric_memory as symmetric
+        except ImportError as error:
+            raise RuntimeError(f"torch {torch.__version__} has no symmetric memory: {error}") from error
+        self._symmetric = symmetric
+        self._own = symmetric.empty(numel, dtype=dtype, device=device)
+        self._group = group
+        self._parts: list[torch.Tensor] = []
+        self._timeout_ms = max(1, timeout // MILLISECOND)
+        owner.peer_nbytes = owner.peer_nbytes + self._own.nbytes
+        weakref.finalize(self, _forget, owner, self._own.nbytes)
 
-        own = symmetric.empty(numel, dtype=dtype, device=device)
-        self._handle = symmetric.rendezvous(own, group)
+    def join(self) -> None:
+        """Map the others' parts."""
+        own, group = self._own, self._group
+        self._handle = self._symmetric.rendezvous(own, group)
         self._parts = [
-            own if rank == group.rank() else self._handle.get_buffer(rank, (numel,), dtype)
+            own if rank == group.rank() else self._handle.get_buffer(rank, tuple(own.shape), own.dtype)
             for rank in range(group.size())
         ]
-        self._timeout_ms = max(1, timeout // MILLISECOND)
-        owner.peer_nbytes = owner.peer_nbytes + own.nbytes
-        weakref.finalize(self, _forget, owner, own.nbytes)
 
     def of(self, rank: int) -> torch.Tensor:
         """A rank's part."""
@@ -47,7 +56,9 @@ class SymmetricMemory:
                 target.copy_(value)
 
     def barrier(self) -> None:
-        """A kernel of one block that signals all ranks, and waits for their signals."""
+        """A kernel of one block that signals all ranks, and waits for their signals. A rank that does not come within the group's
+        time-out ends in an error of CUDA.
+        """
         self._handle.barrier(0, self._timeout_ms)
 
 
