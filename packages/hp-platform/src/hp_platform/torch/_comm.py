@@ -250,9 +250,12 @@ class TorchCommOps:
         options = c10d.AllToAllOptions()
         options.asyncOp = async_op
         group._start_coalescing(device)
-        for out, x in zip(outs, xs, strict=True):
-            group.alltoall([self._movable(y) for y in out], [self._movable(y) for y in x], options)
-        return _ended(group._end_coalescing(device), async_op)
+        try:
+            for out, x in zip(outs, xs, strict=True):
+                group.alltoall([self._movable(y) for y in out], [self._movable(y) for y in x], options)
+        finally:  # or the group would go on collecting
+            work = group._end_coalescing(device)
+        return _ended(work, async_op)
 
     def peer_domain(self, device: str) -> str | None:
         """The machine, if its devices are connected."""
