@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hp_dtensor import Shard
-from hp_platform.testing import World, distributed
+from hp_platform.testing import World, count_collectives, distributed
 from hp_tp import (
     ColwiseParallel,
     ModuleCuts,
@@ -116,6 +116,24 @@ def test_other_memory_under_a_tensor_is_gathered_again(world: World) -> None:
         expected = model(piece * 2)
         x.data = piece * 2
         assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@distributed(world_size=2, backends=BACKENDS)
+def test_a_buffer_that_is_filled_without_being_counted_is_read_at_every_call(
+    world: World, overlap: str
+) -> None:
+    piece, _ = piece_and_gradient(world)
+    model, x = styled(world, OVERLAPS[overlap]), piece.clone()
+    with torch.no_grad():
+        for factor in (1, 2, 3):
+            before = x._version
+            x.data.copy_(piece * factor)
+            assert x._version == before
+            with count_collectives() as counted:
+                y = model(x)
+            assert counted.counts["all_gather"] == 1
+            torch.testing.assert_close(y, model(piece * factor), **tolerance(world))
 
 
 @distributed(world_size=2, backends=BACKENDS)

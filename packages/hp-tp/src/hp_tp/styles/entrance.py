@@ -58,7 +58,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     if not may_share(local):
         return moves.gather(local, door, dim, shape)
     key = ("gather", mesh, local.dtype, dim)
-    return shared(local, key, lambda used: moves.gather(local, door, dim, shape, used))
+    return shared(local, key, lambda used: moves.gather(local, door, dim, shape, used), door)
 
 
 def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:

@@ -10,13 +10,17 @@ themselves (:mod:`hp_dtensor.marks`). In code that is being compiled, tensors ar
 What was made where no gradient is recorded hands none on, so it is no answer where one is. A forward that is recomputed makes
 its own, as the first one did. And what requires a gradient while none is recorded (the input of a layer under reentrant
 checkpointing) is itself kept until backward: what is made of it would be, too, so it is not kept at all.
+
+Collectives, ``x.data`` and kernels of other libraries write without being counted. So a module that comes to the same tensor a
+second time has what it needs made anew, and the modules that come after it get that: a buffer that is filled for every
+call (of a receive, of a batch) is read at every call.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hp_platform import get_platform
 
@@ -42,20 +46,33 @@ def _records(x: Tensor) -> bool:
     return platform.is_grad_enabled() and platform.requires_grad(x)
 
 
+class _Made(NamedTuple):
+    """What was made of a tensor."""
+
+    reference: Callable[[], Any]
+    state: Any
+    """Of the tensor then."""
+    users: list[Any]
+    """The doors that have got it."""
+
+
 class _Shared:
-    """What is kept with one tensor: key -> (reference to what was made, state of the tensor then)."""
+    """What is kept with one tensor, by key."""
 
     __slots__ = ("__weakref__", "made")
 
     def __init__(self) -> None:
-        self.made: dict[Any, tuple[Callable[[], Any], Any]] = {}
+        self.made: dict[Any, _Made] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Shared, ()  # copies and files of the tensor begin with nothing
 
 
-def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
-    """``make(used)``, or what it gave for this key before. ``used()`` is to be called when its backward begins."""
+def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T], user: Any = None) -> T:
+    """``make(used)``, or what it gave for this key before. ``used()`` is to be called when its backward begins.
+
+    ``user``: the door that asks, if it is to get what is made once only, because that is a copy of the values.
+    """
     platform = get_platform()
     if platform.is_compiling():
         return _in_trace(x, key, make)
@@ -68,9 +85,11 @@ def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
     address = platform.data_ptr(x) if platform.supports("version_counter") else None
     state = (platform.version(x), address)
     found = kept.made.get(key)
-    if found is not None and found[1] == state:
-        known: T | None = found[0]()
+    if found is not None and found.state == state and not any(each is user for each in found.users):
+        known: T | None = found.reference()
         if known is not None:
+            if user is not None:
+                found.users.append(user)
             return known
     keeper = weakref.ref(kept)
 
@@ -81,7 +100,8 @@ def shared(x: Tensor, key: Any, make: Callable[[Callable[[], None]], T]) -> T:
 
     made = make(used)
     is_cycle = platform.is_tensor(made) and platform.requires_grad(x) and platform.is_leaf(x)
-    kept.made[key] = (weakref.ref(made) if is_cycle else _Strongly(made), state)
+    reference = weakref.ref(made) if is_cycle else _Strongly(made)
+    kept.made[key] = _Made(reference, state, [] if user is None else [user])
     return made
 
 
