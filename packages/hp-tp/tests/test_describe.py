@@ -10,7 +10,7 @@ import pytest
 
 from hp_dtensor import Replicate, Shard
 from hp_platform.testing import World, distributed
-from hp_tp import describe, parallelize_module
+from hp_tp import ColwiseParallel, describe, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tp_models import (
@@ -67,6 +67,15 @@ def test_the_table_has_a_line_per_parameter_and_says_what_is_sent(world: World) 
     (head,) = (line for line in lines if line.startswith("head"))
     assert "tied to embed.weight" in head
     assert lines[-1] == f"{found.nbytes:,d} bytes of parameters on this rank"
+
+
+@distributed(world_size=2)
+def test_an_embedding_by_columns_says_that_its_result_is_gathered(world: World) -> None:
+    item = 8 if dtype_of(world) == "float64" else 4
+    model = model_of(world, CONFIG)
+    parallelize_module(model, make_mesh(world), {"embed": ColwiseParallel(output_layouts=Replicate())})
+    (sent,) = describe(model).traffic["embed"].declared.forward
+    assert str(sent) == f"all_gather of the result {16 * item} B/row"
 
 
 @distributed(world_size=2)

@@ -193,9 +193,17 @@ class ByColumns:
 
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
-        if self.door.mesh.shape[0] == 1 or self.cuts.input_is_cut or self.cuts.on_dtensors:
+        if self.door.mesh.shape[0] == 1:
             return Collectives()
-        weight = getattr(module, self.parts[0].attribute("weight")) if self.is_linear else None
+        weight = None
+        if self.is_linear or get_platform().layer_kind(module) == "embedding":
+            weight = getattr(module, self.parts[0].attribute("weight"))
+        handed_out: tuple[Transfer, ...] = ()
+        if self.wanted.is_replicate():
+            row = None if weight is None else self.features * itemsize_of(weight)
+            handed_out = (Transfer("all_gather", "the result", row),)
+        if self.cuts.input_is_cut or self.cuts.on_dtensors:
+            return Collectives(handed_out)
         row = None if weight is None else weight.shape[1] * itemsize_of(weight)
         told = of_whole_input(self.door.layout, row)
         whole = [
@@ -204,8 +212,4 @@ class ByColumns:
             for n in map(part.attribute, self.cuts.parameters)
             if part.chosen is not None
         ]
-        forward = told.forward
-        if self.wanted.is_replicate():
-            row = None if weight is None else self.features * itemsize_of(weight)
-            forward = (*forward, Transfer("all_gather", "the result", row))
-        return Collectives(forward, (*told.backward, *of_parameters(whole)))
+        return Collectives((*told.forward, *handed_out), (*told.backward, *of_parameters(whole)))
