@@ -149,6 +149,7 @@ def test_with_cut_sequences_a_layer_costs_two_pairs_of_gather_and_scatter_each_w
         block_of(world, config), make_mesh(world), block_plan(config, world.size, sequence=True)
     )
     whole = activation(world, config)
+    nbytes = BATCH * config.length * config.width * platform.itemsize(whole.dtype)
     own = platform.split(platform.detach(whole), [config.length // world.size] * world.size, 1)[world.rank]
     x = platform.set_requires_grad_(platform.clone(own), True)
     for _ in range(2):
@@ -159,4 +160,6 @@ def test_with_cut_sequences_a_layer_costs_two_pairs_of_gather_and_scatter_each_w
             backward(platform, loss)
         # And the two norms' weights, of which every rank has a summand of the gradient.
         back.assert_counts(all_gather=2, reduce_scatter=2, all_reduce=2)
+        for counted in (forward, back):
+            assert counted.nbytes("all_gather") == counted.nbytes("reduce_scatter") == 2 * nbytes
         assert back.nbytes("all_reduce") == 2 * config.width * platform.itemsize(x.dtype)
