@@ -10,7 +10,14 @@ import pytest
 
 from hp_dtensor import DTensor
 from hp_platform.testing import World, distributed
-from hp_tp import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, parallelize_module
+from hp_tp import (
+    ColwiseParallel,
+    DropoutParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tp_models import Config, block_plan, make_mesh, model_of, model_plan
@@ -55,6 +62,11 @@ def test_what_does_not_fit_at_the_end_of_a_plan_is_told_before_anything_changes(
         world,
         {**good, "layers.1.mlp": SequenceParallel(local=True)},
         r"^'layers\.1\.mlp': SequenceParallel of MLP",
+    )
+    refused(
+        world,
+        {**good, "layers.1.mlp": DropoutParallel()},
+        r"^'layers\.1\.mlp': DropoutParallel takes a layer without parameters, MLP has",
     )
     refused(world, {**good, "layers.*.mlp.side": ColwiseParallel()}, r"meets no sub-module of Model")
 

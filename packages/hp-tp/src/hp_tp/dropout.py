@@ -65,8 +65,8 @@ class DropoutParallel(ParallelStyle):
             )
         self.use_local_output = use_local_output
 
-    def apply(self, module: Module, device_mesh: Any) -> Module:
-        """Let the module run on the whole tensor's indices. No communication."""
+    def check(self, module: Module, device_mesh: Any) -> None:
+        """Raise what :meth:`apply` would raise, and change nothing."""
         check_mesh(device_mesh)
         platform, name = get_platform(), type(module).__name__
         if not platform.is_module(module):
@@ -77,16 +77,28 @@ class DropoutParallel(ParallelStyle):
                 f"DropoutParallel takes a layer without parameters, {name} has {', '.join(own[:3])}: name the dropout in it in "
                 f"the plan"
             )
-        layouts = (Replicate(),) * device_mesh.ndim if self.input_layouts is None else self.input_layouts
+        layouts = self._layouts(device_mesh)
         if len(layouts) != device_mesh.ndim:
             raise ValueError(
                 f"DropoutParallel: input_layouts has {len(layouts)} placements, {device_mesh} has {device_mesh.ndim} dims: give "
                 f"one per mesh dim"
             )
-        platform.override_forward(
-            module, OfWhole(device_mesh, layouts, self.sizes, self.use_local_output, name)
+
+    def apply(self, module: Module, device_mesh: Any) -> Module:
+        """Let the module run on the whole tensor's indices. No communication."""
+        self.check(module, device_mesh)
+        forward = OfWhole(
+            device_mesh,
+            self._layouts(device_mesh),
+            self.sizes,
+            self.use_local_output,
+            type(module).__name__,
         )
+        get_platform().override_forward(module, forward)
         return module
+
+    def _layouts(self, mesh: Any) -> tuple[Placement, ...]:
+        return (Replicate(),) * mesh.ndim if self.input_layouts is None else self.input_layouts
 
 
 @dataclass(frozen=True)

@@ -90,14 +90,19 @@ class Linear2DParallel(ParallelStyle):
         self.num_panels = num_panels
         self.use_local_output = use_local_output
 
-    def apply(self, module: Any, device_mesh: Any) -> Any:
-        """Cut the layer's parameters and exchange its forward; returns the layer. All ranks of the mesh call."""
+    def check(self, module: Any, device_mesh: Any) -> None:
+        """Raise what :meth:`apply` would raise, and change nothing."""
         check_mesh(device_mesh)
         if device_mesh.ndim != self.num_mesh_dims:
             raise ValueError(
                 f"Linear2DParallel takes a mesh of 2 dims, got {device_mesh}; slice it by name, such as mesh['tp_r', 'tp_c'], or "
                 f"make it of shape (r, c)"
             )
+        self._checked(module)
+
+    def apply(self, module: Any, device_mesh: Any) -> Any:
+        """Cut the layer's parameters and exchange its forward; returns the layer. All ranks of the mesh call."""
+        self.check(module, device_mesh)
         places = {place.attribute: place for place in self._checked(module)}
         out_features, in_features = places["weight"].tensor.shape
         smaller = min(in_features, out_features)
