@@ -17,7 +17,7 @@ from hp_platform.testing import World, distributed
 from hp_tp import linear_cross_entropy, vocab_parallel_cross_entropy
 from hp_tp.loss import rows
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from loss_oracle import check_near, numbers, targets
 
 TORCH = ("torch", "cuda")
