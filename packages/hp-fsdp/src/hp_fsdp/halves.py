@@ -53,6 +53,8 @@ class Halves:
             for start in (0, numel)
         ]
         self._turn = 0
+        self.others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
+        """The other ranks. Each begins with its neighbour, so that not all read from one, or write to one."""
         self.copy_each = memory.copy_each
         self.barrier = memory.barrier
 

@@ -39,8 +39,6 @@ class PeerExchange:
         group = halves.group
         self._row_numel = halves.numel // group.size // ALIGNMENT * ALIGNMENT
         self._batches = cut_into_batches(sizes, self._row_numel)
-        # Each rank begins with its neighbour, so that not all write to one.
-        self._others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
         self._turns = [[self._places(batch, half) for batch in self._batches] for half in (0, 1)]
         self._nbytes = sum(sizes) * group.size * platform.itemsize(halves.dtype)
 
@@ -61,7 +59,7 @@ class PeerExchange:
         for number, batch in enumerate(self._batches):
             turn = self._turns[halves.turn()][number]
             halves.copy_each(
-                turn.theirs, [x for rank in self._others for x in self._values(batch, parts, rank)]
+                turn.theirs, [x for rank in halves.others for x in self._values(batch, parts, rank)]
             )
             platform.foreach_copy_(turn.own, self._values(batch, parts, own_rank))
             halves.barrier()
@@ -88,7 +86,7 @@ class PeerExchange:
         flat = platform.narrow(halves.of(half, group.rank), 0, 0, group.size * numel)
         rows = platform.reshape(flat, (group.size, numel))
         return _Turn(
-            theirs=[place for rank in self._others for place in own_row(rank)],
+            theirs=[place for rank in halves.others for place in own_row(rank)],
             own=own_row(group.rank),
             rows=platform.narrow(rows, 1, 0, batch.numel),
         )

@@ -71,13 +71,8 @@ class PeerGather:
             flat = self.halves.of(half, rank)
             return [narrow(flat, 0, part.offset, part.numel) for part in batch.parts]
 
-        others = [rank for rank in range(group.size) if rank != group.rank]
-        # Each rank begins with its neighbour, so that not all read from one.
-        others = [rank for rank in others if rank > group.rank] + [
-            rank for rank in others if rank < group.rank
-        ]
         return _Turn(
             own=[*in_half(group.rank), *in_targets(group.rank)],
-            targets=[place for rank in others for place in in_targets(rank)],
-            sources=[place for rank in others for place in in_half(rank)],
+            targets=[place for rank in self.halves.others for place in in_targets(rank)],
+            sources=[place for rank in self.halves.others for place in in_half(rank)],
         )
