@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def rows_named(patterns: Sequence[str], rows: Mapping[str, T]) -> list[T]:
+    """Those whose name one of the patterns meets, in their order; without patterns all. ValueError for one that meets none."""
+    unknown = [each for each in patterns if not any(fnmatch(name, each) for name in rows)]
+    if unknown:
+        raise ValueError(f"no row is named {', '.join(unknown)}; the rows are: {', '.join(rows)}")
+    return [
+        row for name, row in rows.items() if not patterns or any(fnmatch(name, each) for each in patterns)
+    ]
 
 
 def positive(text: str) -> int:

@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -20,7 +19,7 @@ from bench.cases.fsdp_measured import Measured, Steps, functions, measure, measu
 from bench.cases.fsdp_row import FUNCTIONS_HEADER, HEADER, PROFILE_HEADER, ProfileRow, Row
 from bench.cases.fsdp_settings import SETTINGS, Setting
 from bench.cases.fsdp_training import Side
-from bench.command import append_line, positive
+from bench.command import append_line, positive, rows_named
 from bench.conditions import Conditions
 from bench.machine import num_gpus
 from bench.models.sizes import SIZES, Sizes
@@ -72,14 +71,7 @@ def chosen(patterns: Sequence[str], num_ranks: int, overrides: dict[str, int]) -
 
     Without GPUs the sizes are tiny ones. ValueError for a pattern that names nothing that fits.
     """
-    unknown = [each for each in patterns if not any(fnmatch(name, each) for name in SETTINGS)]
-    if unknown:
-        raise ValueError(f"no row is named {', '.join(unknown)}; the rows are: {', '.join(SETTINGS)}")
-    found = [
-        setting
-        for name, setting in SETTINGS.items()
-        if setting.fits(num_ranks) and (not patterns or any(fnmatch(name, each) for each in patterns))
-    ]
+    found = [setting for setting in rows_named(patterns, SETTINGS) if setting.fits(num_ranks)]
     if not found:
         raise ValueError(
             f"{', '.join(patterns)} cannot be divided over {num_ranks} ranks: HSDP takes an even number of at least 4"

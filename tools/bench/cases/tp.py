@@ -13,14 +13,13 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
 
 from bench.cases.tp_measured import Course, measure, slowest
 from bench.cases.tp_row import HEADER, Row
 from bench.cases.tp_settings import SETTINGS, Setting, on_host
-from bench.command import append_line, positive
+from bench.command import append_line, positive, rows_named
 from bench.conditions import Conditions
 from bench.machine import num_gpus
 from bench.ranks import on_ranks
@@ -64,14 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def chosen(patterns: Sequence[str], num_ranks: int) -> list[Setting]:
     """The settings that one of the patterns names (none: all), tiny without GPUs. ValueError for what cannot be run."""
-    unknown = [each for each in patterns if not any(fnmatch(name, each) for name in SETTINGS)]
-    if unknown:
-        raise ValueError(f"no row is named {', '.join(unknown)}; the rows are: {', '.join(SETTINGS)}")
-    found = [
-        setting
-        for name, setting in SETTINGS.items()
-        if not patterns or any(fnmatch(name, each) for each in patterns)
-    ]
+    found = rows_named(patterns, SETTINGS)
     if num_ranks > num_gpus():
         found = [on_host(setting) for setting in found]
     heads = min(setting.family.sizes.groups for setting in found)

@@ -14,11 +14,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 from bench.cases.tp_overlap_sides import PLAIN, SIDES, TORCH, Course, Found, Layer, measure
-from bench.command import append_line, positive
+from bench.command import append_line, positive, rows_named
 from bench.conditions import Conditions
 from bench.machine import num_gpus
 from bench.ranks import on_ranks
@@ -136,13 +135,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def chosen(patterns: Sequence[str], num_ranks: int) -> list[Layer]:
     """The layers that one of the patterns names (none: all), tiny without GPUs. ValueError for what cannot be run."""
-    if unknown := [each for each in patterns if not any(fnmatch(name, each) for name in LAYERS)]:
-        raise ValueError(f"no row is named {', '.join(unknown)}; the rows are: {', '.join(LAYERS)}")
-    found = [
-        layer
-        for name, layer in LAYERS.items()
-        if not patterns or any(fnmatch(name, each) for each in patterns)
-    ]
+    found = rows_named(patterns, LAYERS)
     if num_ranks > num_gpus():
         found = [layer.tiny() for layer in found]
     for layer in found:
