@@ -25,6 +25,9 @@ from hp_platform.protocols.tensor import DType, Tensor
 
 HALF_NBYTES = 31 * 1024 * 1024
 """Of a half, at most."""
+LARGE_NBYTES = 8 * 1024 * 1024
+"""From which on a part that stays on its device is copied by a copy engine too, one call each: a kernel would take processors from
+products. Smaller ones go in one launch, which costs the host less."""
 ALIGNMENT = 64
 """Elements; kernels that add up like such beginnings."""
 Use = Literal["gather", "exchange"]
@@ -48,6 +51,7 @@ class Halves:
         self.group = group
         self.dtype = dtype
         self.numel = numel
+        self._itemsize = platform.itemsize(dtype)
         self._halves = [
             [platform.narrow(memory.of(rank), 0, start, numel) for rank in range(group.size)]
             for start in (0, numel)
@@ -57,6 +61,10 @@ class Halves:
         """The other ranks. Each begins with its neighbour, so that not all read from one, or write to one."""
         self.copy_each = memory.copy_each
         self.barrier = memory.barrier
+
+    def is_large(self, numel: int) -> bool:
+        """Whether a part is large enough for a copy of its own; see :data:`LARGE_NBYTES`."""
+        return numel * self._itemsize >= LARGE_NBYTES
 
     def turn(self) -> int:
         """Begin the next turn; which half it uses."""

@@ -19,10 +19,13 @@ from hp_platform.protocols.tensor import Tensor
 class _Turn:
     """The places of one batch, in one of the halves."""
 
-    theirs: list[Tensor]
-    """In the halves of the others, one rank after the other: this rank's row."""
+    copied: list[Tensor]
+    """This rank's row in the halves of the others, one rank after the other, and its large parts in its own."""
     own: list[Tensor]
-    """This rank's row in its own half."""
+    """The small parts of this rank's row in its own half."""
+    small: list[int]
+    """Which of the batch's parts are small; see :meth:`Halves.is_large`."""
+    large: list[int]
     rows: Tensor
     """``(ranks, numel)``: all rows in its own half."""
 
@@ -58,10 +61,10 @@ class PeerExchange:
         ]
         for number, batch in enumerate(self._batches):
             turn = self._turns[halves.turn()][number]
-            halves.copy_each(
-                turn.theirs, [x for rank in halves.others for x in self._values(batch, parts, rank)]
-            )
-            platform.foreach_copy_(turn.own, self._values(batch, parts, own_rank))
+            own = self._values(batch, parts, own_rank)
+            theirs = [x for rank in halves.others for x in self._values(batch, parts, rank)]
+            halves.copy_each(turn.copied, [*theirs, *(own[at] for at in turn.large)])
+            platform.foreach_copy_(turn.own, [own[at] for at in turn.small])
             halves.barrier()
             platform.reduce_rows_(platform.narrow(row, 0, batch.start, batch.numel), turn.rows, op)
 
@@ -85,8 +88,13 @@ class PeerExchange:
 
         flat = platform.narrow(halves.of(half, group.rank), 0, 0, group.size * numel)
         rows = platform.reshape(flat, (group.size, numel))
+        is_large = [halves.is_large(part.numel) for part in batch.parts]
+        small, large = ([at for at, x in enumerate(is_large) if x is wanted] for wanted in (False, True))
+        own, others = own_row(group.rank), [place for rank in halves.others for place in own_row(rank)]
         return _Turn(
-            theirs=[place for rank in halves.others for place in own_row(rank)],
-            own=own_row(group.rank),
+            copied=[*others, *(own[at] for at in large)],
+            own=[own[at] for at in small],
+            small=small,
+            large=large,
             rows=platform.narrow(rows, 1, 0, batch.numel),
         )

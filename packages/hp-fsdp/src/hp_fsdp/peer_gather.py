@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from hp_fsdp.batches import Batch, Part, cut_into_batches
 from hp_fsdp.halves import Halves
@@ -17,9 +18,11 @@ class _Turn:
     """The places of one batch, in one of the halves."""
 
     own: list[Tensor]
-    """What this rank writes: its pieces, for the others, and where the parameters have them."""
+    """What this rank writes: its pieces, for the others, and where the parameters have small ones."""
+    small: list[int]
+    """Which of the batch's parts are small; see :meth:`Halves.is_large`."""
     targets: list[Tensor]
-    """Where the others' pieces belong."""
+    """Where the others' pieces belong, and this rank's own large ones."""
     sources: list[Tensor]
 
 
@@ -49,7 +52,7 @@ class PeerGather:
         for number, batch in enumerate(self._batches):
             turn = self._turns[halves.turn()][number]
             values = [self._value(pieces[part.piece], part) for part in batch.parts]
-            platform.foreach_copy_(turn.own, [*values, *values])
+            platform.foreach_copy_(turn.own, [*values, *(values[at] for at in turn.small)])
             halves.barrier()
             halves.copy_each(turn.targets, turn.sources)
 
@@ -71,8 +74,16 @@ class PeerGather:
             flat = self.halves.of(half, rank)
             return [narrow(flat, 0, part.offset, part.numel) for part in batch.parts]
 
+        is_large = [self.halves.is_large(part.numel) for part in batch.parts]
+        small = [at for at, large in enumerate(is_large) if not large]
+        own_targets, own_half = in_targets(group.rank), in_half(group.rank)
+        others = self.halves.others
         return _Turn(
-            own=[*in_half(group.rank), *in_targets(group.rank)],
-            targets=[place for rank in self.halves.others for place in in_targets(rank)],
-            sources=[place for rank in self.halves.others for place in in_half(rank)],
+            own=[*own_half, *(own_targets[at] for at in small)],
+            small=small,
+            targets=[
+                *(place for rank in others for place in in_targets(rank)),
+                *compress(own_targets, is_large),
+            ],
+            sources=[*(place for rank in others for place in in_half(rank)), *compress(own_half, is_large)],
         )

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 import torch
 
+import hp_fsdp.halves
 from hp_fsdp.batches import cut_into_batches
 from hp_fsdp.halves import HALF_NBYTES, Halves, half_numel
 from hp_fsdp.peer_exchange import PeerExchange
@@ -21,6 +22,13 @@ from hp_platform.testing import count_collectives
 
 SIZES = (5, 0, 1, 130, 64, 3)
 CAPACITIES = (64, 128, 320)
+
+
+@pytest.fixture(params=[0, 128, None], ids=["all large", "some large", "none large"])
+def _bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which parts are copied by engines though they stay: all, those from 64 elements on, none."""
+    if request.param is not None:
+        monkeypatch.setattr(hp_fsdp.halves, "LARGE_NBYTES", request.param)
 
 
 class _Shared:
@@ -106,6 +114,7 @@ def test_halves_are_small_and_have_a_row_for_every_rank_of_an_exchange() -> None
         assert HALF_NBYTES - 64 * 2 * 8 < numel * 2 <= HALF_NBYTES
 
 
+@pytest.mark.usefixtures("_bound")
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_a_gather_fills_all_parameters_with_the_pieces_of_all_ranks(num_ranks: int, capacity: int) -> None:
@@ -126,6 +135,7 @@ def test_a_gather_fills_all_parameters_with_the_pieces_of_all_ranks(num_ranks: i
     on_threads(num_ranks, capacity, torch.bfloat16, run)
 
 
+@pytest.mark.usefixtures("_bound")
 @pytest.mark.parametrize("op", ["sum", "mean"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("capacity", CAPACITIES)
