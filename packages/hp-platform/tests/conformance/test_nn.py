@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -202,6 +204,50 @@ def test_a_product_is_written_into_a_part_of_a_tensor(platform, make, near, equa
     near(part, x @ y + extra)
     equal(platform.narrow(whole, len(batch), 0, 1), before[..., :1, :])
     equal(platform.narrow(whole, len(batch), n + 1, 1), before[..., n + 1 :, :])
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 1, 1), (0, 7, 3), (5, 0, 3), (5, 7, 0)])
+@pytest.mark.parametrize("batch", [0, 1, 2])
+@pytest.mark.parametrize("factors", [{}, {"beta": 4.0848}, {"alpha": -6.8946, "beta": 0.1}])
+def test_a_product_of_batches_is_scaled_and_added(platform, make, near, real, shape, batch, factors):
+    n, k, m = shape
+    random = np.random.default_rng(8)
+    add, x, y = (random.normal(size=(batch, *s)).astype(real) for s in ((n, m), (n, k), (k, m)))
+    given = make(x, real)
+    result = platform.matmul_add(
+        make(add, real), platform.set_requires_grad_(given, True), make(y, real), **factors
+    )
+    assert platform.dtype_name(result.dtype) == real
+    assert not platform.requires_grad(result)
+    near(result, factors.get("beta", 1) * add + factors.get("alpha", 1) * (x @ y))
+
+
+def test_batches_that_lie_transposed_are_multiplied_and_added(platform, make, near, real):
+    x = np.random.default_rng(9).normal(size=(2, 3, 5)).astype(real)
+    given = make(x, real)
+    gram = platform.matmul(platform.transpose(given, 1, 2), given)
+    near(platform.matmul_add(gram, gram, gram, alpha=2.0), (g := x.swapaxes(1, 2) @ x) + 2 * g @ g)
+    near(platform.matmul_add(given, given, gram, beta=0.5), x / 2 + x @ g)
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"), [("float32", None), ("float32", "float64"), ("float16", "float32")]
+)
+def test_a_norm_is_taken_over_dims_in_the_dtype_that_is_asked_for(
+    platform, make, near, equal, lacks, name, wide
+):
+    if wide == "float64" and lacks("float64_compute"):
+        return
+    x = np.random.default_rng(10).normal(size=(3, 4, 5)).astype(name)
+    expected = np.sqrt((x.astype("float64") ** 2).sum((1, 2)))
+    given = platform.set_requires_grad_(make(x, name), True)
+    norm = platform.norm(given, (1, 2), dtype=wide)
+    assert platform.dtype_name(norm.dtype) == (wide or name)
+    assert not platform.requires_grad(norm)
+    near(norm, expected)
+    near(platform.norm(given, (1, 2), keepdim=True, dtype=wide), expected[:, None, None])
+    near(platform.norm(given, -1, dtype=wide), np.sqrt((x.astype("float64") ** 2).sum(-1)))
+    equal(platform.norm(make(np.zeros((2, 0, 3)), name), (1, 2), dtype=wide), np.zeros(2))
 
 
 def test_products_are_made_in_the_dtype_of_their_operands(platform, make, real):

@@ -13,7 +13,7 @@ from mindspore import mint
 
 from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._recording import no_grad
-from hp_platform.mindspore._write import write
+from hp_platform.mindspore._write import exact_number, write
 
 
 @constant_if_empty
@@ -44,6 +44,21 @@ def matmul_into(
         product = matmul(x, y)
         write(out, product if add is None else add + product)
     return out
+
+
+def matmul_add(
+    add: mindspore.Tensor,
+    x: mindspore.Tensor,
+    y: mindspore.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> mindspore.Tensor:
+    """A product of batches and what is added to it, both scaled."""
+    with no_grad():
+        product = matmul(x, y)
+        product = product if alpha == 1 else product * exact_number(alpha, product.dtype)
+        return (add if beta == 1 else add * exact_number(beta, add.dtype)) + product
 
 
 def _matrices(x: mindspore.Tensor, y: mindspore.Tensor) -> mindspore.Tensor:

@@ -18,7 +18,7 @@ from hp_platform.mindspore import _composed, _empty, _matmul, _private
 from hp_platform.mindspore._dtypes import resolve
 from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._module import Module, ModuleList
-from hp_platform.mindspore._recording import ensure_recording
+from hp_platform.mindspore._recording import ensure_recording, no_grad
 from hp_platform.overridden import override
 from hp_platform.protocols.nn import HookHandle
 
@@ -260,6 +260,15 @@ class MindSporeNNOps:
         return x.dtype
 
     matmul_into = staticmethod(_matmul.matmul_into)
+    matmul_add = staticmethod(_matmul.matmul_add)
+
+    def norm(
+        self, x: mindspore.Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: Any = None
+    ) -> mindspore.Tensor:
+        """2-norm over dims."""
+        with no_grad():
+            wide = x if dtype is None else x.astype(resolve(dtype))
+            return mint.sqrt(_sum(wide * wide, _dims(x, dim), keepdim))
 
     def softmax(self, x: mindspore.Tensor, dim: int = -1) -> mindspore.Tensor:
         """Softmax along a dim."""

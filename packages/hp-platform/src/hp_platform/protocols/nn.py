@@ -208,6 +208,22 @@ class NNOps(Protocol):
         """
         ...
 
+    def matmul_add(
+        self, add: Tensor, x: Tensor, y: Tensor, *, alpha: float = 1.0, beta: float = 1.0
+    ) -> Tensor:
+        """``beta * add + alpha * (x @ y)`` of batches: ``add (b, n, m)``, ``x (b, n, k)``, ``y (b, k, m)``, all of one dtype; not
+        recorded. In one pass where the backend has it (torch: rounded once, at the end).
+        """
+        ...
+
+    def norm(
+        self, x: Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: DType | None = None
+    ) -> Tensor:
+        """The 2-norm over dims, of ``x`` converted to ``dtype`` first (None: its own), without a converted copy where the backend
+        can; of nothing 0. No gradient is recorded.
+        """
+        ...
+
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         """Rows of ``weight (num, dim)`` at integer ``ids``."""
         ...

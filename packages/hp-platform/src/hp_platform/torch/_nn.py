@@ -238,6 +238,27 @@ class TorchNNOps:
                 torch.addmm(add, x, y, out=target)
         return out
 
+    def matmul_add(
+        self,
+        add: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> torch.Tensor:
+        """A product of batches and what is added to it, by one kernel."""
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
+
+    def norm(
+        self, x: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: Any = None
+    ) -> torch.Tensor:
+        """2-norm over dims."""
+        wanted = None if dtype is None else resolve(dtype)
+        with torch.no_grad():
+            return torch.linalg.vector_norm(x, 2, dim, keepdim, dtype=wanted)
+
     def softmax(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Softmax along a dim."""
         return torch.softmax(x, dim)
