@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hp_dtensor import Replicate, Shard, StridedShard, distribute_tensor
+from hp_dtensor.states.broadcast import Announced, announce, home_of, send
 from hp_fsdp import StateDictOptions, fully_shard, get_model_state_dict, set_model_state_dict
-from hp_fsdp.state_broadcast import Announced, announce, home_of, send
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 

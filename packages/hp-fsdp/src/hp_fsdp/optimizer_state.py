@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_fsdp.optimizer_loading import GROUPS, STATE, Loading, flat
-from hp_fsdp.optimizer_names import PARAMS, NamedOptimizer, check_flat
-from hp_fsdp.state import is_frozen, read
-from hp_fsdp.state_broadcast import agree, announce, home_of
-from hp_fsdp.state_options import IncompatibleKeys, StateDictOptions, checked_options, refuse_names
-from hp_platform.platform import get_platform
+from hp_dtensor.states.optimizer_names import NamedOptimizer
+from hp_dtensor.states.optimizer_state import load_optimizer, read_optimizer
+from hp_dtensor.states.options import IncompatibleKeys, StateDictOptions, checked_options
+from hp_dtensor.states.values import parameters_by_name
+from hp_fsdp.state import show_shards
+from hp_platform.platform import Platform, get_platform
 
 
 def get_optimizer_state_dict(
@@ -41,30 +41,7 @@ def get_optimizer_state_dict(
     """
     options = checked_options(options)
     platform = get_platform()
-    named = NamedOptimizer(platform, model, optimizer)
-    keeps = True
-    if options.full_state_dict and options.cpu_offload:
-        keeps = home_of(platform, named.parameters.values()).is_source
-
-    def values_of(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
-        values = {key: value for key, value in found.items() if key != PARAMS}
-        for key, value in values.items():
-            check_flat(platform, f"{where}/{key}", value)
-        return {key: read(platform, value, options, keeps=keeps) for key, value in values.items()}
-
-    state: dict[str, dict[str, Any]] = {}
-    groups: list[dict[str, Any]] = []
-    for number, (owner, group) in enumerate(named.groups):
-        names = [named.name_of(parameter) for parameter in group[PARAMS]]
-        if options.ignore_frozen_params:
-            names = [name for name in names if not is_frozen(named.parameters, name)]
-        groups.append({PARAMS: names, **values_of(f"{GROUPS}/{number}", group)})
-        for name in names:
-            # get: the state may be a dict that makes what is asked for.
-            entry = owner.state.get(named.parameters[name])
-            if entry:
-                state[name] = values_of(name, entry)
-    return {STATE: state, GROUPS: groups} if keeps else {}
+    return read_optimizer(platform, _named(platform, model, optimizer), options)
 
 
 def set_optimizer_state_dict(
@@ -94,32 +71,10 @@ def set_optimizer_state_dict(
     """
     options = checked_options(options)
     platform = get_platform()
-    named = NamedOptimizer(platform, model, optimizer)
-    home = home_of(platform, named.parameters.values()) if options.broadcast_from_rank0 else None
-    mine: dict[tuple[Any, ...], Any] = {}
-    problem: Exception | None = None
-    try:
-        if home is None or home.is_source:
-            mine = flat(platform, state_dict)
-    except ValueError as error:
-        if home is None:
-            raise
-        problem = error  # told to the others before it is raised, who would wait for this rank
-    loading = Loading(platform, named, mine if home is None else announce(platform, mine, home))
-    names = loading.compared(ignore_frozen=options.ignore_frozen_params)
-    try:
-        if problem is None and options.strict:
-            refuse_names(
-                f"the optimizer of {type(model).__name__}",
-                names,
-                "make the optimizer of the parameters that it had",
-            )
-        loading.check()
-    except (ValueError, RuntimeError) as error:
-        if home is None:
-            raise
-        problem = problem or error
-    if home is not None:
-        agree(problem, home, "set_optimizer_state_dict")
-    loading.load(mine, home)
-    return names
+    named = _named(platform, model, optimizer)
+    return load_optimizer(platform, named, state_dict, options, what="set_optimizer_state_dict")
+
+
+def _named(platform: Platform, model: Any, optimizer: Any) -> NamedOptimizer:
+    show_shards(platform, model)
+    return NamedOptimizer(platform, parameters_by_name(platform, model), type(model).__name__, optimizer)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hp_dtensor import DTensor
-from hp_fsdp.state_broadcast import Announced, agree, announce, home_of, send
-from hp_fsdp.state_options import IncompatibleKeys, checked_options, refuse_names
-from hp_fsdp.state_options import StateDictOptions as StateDictOptions
-from hp_fsdp.state_values import check_value, copy_on, piece_of, whole_of, write
+from hp_dtensor.states.broadcast import Announced, agree, announce, home_of, send
+from hp_dtensor.states.options import IncompatibleKeys, checked_options, refuse_names
+from hp_dtensor.states.options import StateDictOptions as StateDictOptions
+from hp_dtensor.states.values import check_value, is_frozen, parameters_by_name, piece_of, read, write
 from hp_fsdp.unit import units_in
 from hp_platform.platform import Platform, get_platform
 
@@ -134,28 +133,6 @@ def show_shards(platform: Platform, model: Any) -> None:
         unit.reshard()
 
 
-def parameters_by_name(platform: Platform, model: Any) -> dict[str, Any]:
-    """All parameters under all of their names."""
-    named = platform.named_parameters(model, remove_duplicate=False)
-    return {platform.unwrapped_name(name): parameter for name, parameter in named}
-
-
-def read(platform: Platform, value: Any, options: StateDictOptions, *, keeps: bool) -> Any:
-    """One value as the options want it. All ranks call; those that do not keep it take part, and get None."""
-    if isinstance(value, DTensor) and options.full_state_dict:
-        whole = whole_of(platform, value)
-        if not keeps:
-            return None
-        return platform.to_device(whole, "cpu") if options.cpu_offload else whole
-    if not keeps:
-        return None
-    if not platform.is_tensor(value):
-        return value
-    if options.cpu_offload:
-        return copy_on(platform, value, "cpu")
-    return platform.clone(platform.detach(value)) if options.full_state_dict else value
-
-
 def _chosen(
     platform: Platform,
     model: Any,
@@ -188,11 +165,6 @@ def _chosen(
             "the prefixes"
         )
     return found
-
-
-def is_frozen(parameters: Mapping[str, Any], name: str) -> bool:
-    """Whether it is the name of a parameter that asks for no gradient."""
-    return name in parameters and not parameters[name].requires_grad
 
 
 def _compared(

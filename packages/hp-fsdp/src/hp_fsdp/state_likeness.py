@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hp_dtensor import DTensor
-from hp_fsdp.optimizer_names import STEP
-from hp_fsdp.state import parameters_by_name, show_shards
+from hp_dtensor.states.optimizer_names import STEP
+from hp_dtensor.states.values import parameters_by_name
+from hp_fsdp.state import show_shards
 from hp_platform.platform import get_platform
 
 

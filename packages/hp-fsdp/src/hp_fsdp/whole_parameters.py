@@ -8,8 +8,8 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.module_tensors import Place, parameter_places, tied_places
+from hp_dtensor.states.values import check_value, piece_of, whole_of, write
 from hp_fsdp.state import show_shards
-from hp_fsdp.state_values import check_value, piece_of, whole_of, write
 from hp_fsdp.unit import units_in
 from hp_platform.platform import Platform, get_platform
 

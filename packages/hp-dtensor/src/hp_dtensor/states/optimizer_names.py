@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from hp_fsdp.state import parameters_by_name, show_shards
 from hp_platform.platform import Platform, require
 
 PARAMS: Final = "params"
@@ -13,14 +13,18 @@ STEP: Final = "step"
 
 
 class NamedOptimizer:
-    """One optimizer, or several that share a model. ValueError for what is none, and for parameters that are not the model's."""
+    """One optimizer, or several (a list) that share a model. ValueError for what is none, and for parameters that are not the
+    model's. An optimizer is any object with ``param_groups`` and ``state``, as torch.optim's have.
+    """
 
-    def __init__(self, platform: Platform, model: Any, optimizer: Any) -> None:
-        show_shards(platform, model)
+    def __init__(
+        self, platform: Platform, parameters: Mapping[str, Any], model_name: str, optimizer: Any
+    ) -> None:
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
         for each in optimizers:
             _check_optimizer(platform, each)
-        self.parameters: dict[str, Any] = parameters_by_name(platform, model)
+        self.model_name = model_name
+        self.parameters: dict[str, Any] = dict(parameters)
         """By all names."""
         self._names: dict[int, str] = {}
         for name, parameter in self.parameters.items():
@@ -33,7 +37,7 @@ class NamedOptimizer:
         """Of the id of a parameter: its optimizer and its group."""
         for index, (owner, group) in enumerate(self.groups):
             for place, parameter in enumerate(group[PARAMS]):
-                self._check_known(model, parameter, f"param_groups[{index}]['params'][{place}]")
+                self._check_known(parameter, f"param_groups[{index}]['params'][{place}]")
                 self.owners[id(parameter)] = (owner, group)
 
     def name_of(self, parameter: Any) -> str:
@@ -48,10 +52,10 @@ class NamedOptimizer:
         """Whether it is a name, any of a tied one's, of a parameter that the optimizers have."""
         return name in self.parameters and id(self.parameters[name]) in self.owners
 
-    def _check_known(self, model: Any, parameter: Any, where: str) -> None:
+    def _check_known(self, parameter: Any, where: str) -> None:
         if id(parameter) not in self._names:
             raise ValueError(
-                f"{where} of the optimizer, of shape {tuple(parameter.shape)}, is no parameter of {type(model).__name__}: make "
+                f"{where} of the optimizer, of shape {tuple(parameter.shape)}, is no parameter of {self.model_name}: make "
                 "optimizers after fully_shard, from the parameters of this model, and read them outside of full_params"
             )
 

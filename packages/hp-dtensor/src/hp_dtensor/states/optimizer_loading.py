@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hp_dtensor import DTensor, distribute_tensor
+from hp_dtensor.creation import distribute_tensor
+from hp_dtensor.native import DTensor
 from hp_dtensor.placements import REPLICATE
-from hp_fsdp.optimizer_names import PARAMS, STEP, NamedOptimizer, check_flat
-from hp_fsdp.state import is_frozen
-from hp_fsdp.state_broadcast import Announced, Home, send
-from hp_fsdp.state_options import IncompatibleKeys
-from hp_fsdp.state_values import check_reachable, check_value, copy_on, like, piece_of, whole_of, write
+from hp_dtensor.states.broadcast import Announced, Home, send
+from hp_dtensor.states.optimizer_names import PARAMS, STEP, NamedOptimizer, check_flat
+from hp_dtensor.states.options import IncompatibleKeys
+from hp_dtensor.states.values import (
+    check_reachable,
+    check_value,
+    copy_on,
+    is_frozen,
+    like,
+    piece_of,
+    whole_of,
+    write,
+)
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 

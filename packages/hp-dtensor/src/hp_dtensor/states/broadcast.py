@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hp_dtensor import DTensor
-from hp_fsdp.state_values import device_of_mesh
+from hp_dtensor.native import DTensor
+from hp_dtensor.states.values import device_of_mesh
 from hp_platform import collectives, process_groups
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform, get_platform

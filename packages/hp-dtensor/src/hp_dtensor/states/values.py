@@ -1,4 +1,4 @@
-"""One tensor of a state: made whole from its pieces, cut from what is given, written to its place.
+"""One tensor of a state: found by its name, made whole from its pieces, cut from what is given, written to its place.
 
 Everything here goes by the placements of DTensors, whatever they are, and moves shards that wait on the host to the mesh's
 device for as long as they communicate.
@@ -6,12 +6,26 @@ device for as long as they communicate.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from hp_dtensor import DTensor, distribute_tensor
+from hp_dtensor.creation import distribute_tensor
+from hp_dtensor.native import DTensor
+from hp_dtensor.states.options import StateDictOptions
 from hp_platform.mesh import DeviceMesh
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
+
+
+def parameters_by_name(platform: Platform, model: Any) -> dict[str, Any]:
+    """All parameters under all of their names."""
+    named = platform.named_parameters(model, remove_duplicate=False)
+    return {platform.unwrapped_name(name): parameter for name, parameter in named}
+
+
+def is_frozen(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether it is the name of a parameter that asks for no gradient."""
+    return name in parameters and not parameters[name].requires_grad
 
 
 def device_of_mesh(platform: Platform, mesh: DeviceMesh) -> str:
@@ -47,7 +61,7 @@ def like(x: DTensor, local: Tensor) -> DTensor:
 def check_value(platform: Platform, name: str, value: Any, target: Tensor) -> None:
     """ValueError if ``value`` cannot be written to ``target``; RuntimeError if the target has no memory. No communication.
 
-    ``value`` may also be an :class:`hp_fsdp.state_broadcast.Announced`, a whole tensor that is still to come.
+    ``value`` may also be an :class:`hp_dtensor.states.broadcast.Announced`, a whole tensor that is still to come.
     """
     if platform.device_of(target.to_local() if isinstance(target, DTensor) else target) == "meta":
         raise RuntimeError(
@@ -113,3 +127,19 @@ def _travelling(platform: Platform, x: DTensor) -> DTensor:
     if platform.device_of(local).partition(":")[0] != x.device_mesh.device_type:
         local = platform.to_device(local, device_of_mesh(platform, x.device_mesh))
     return like(x, local)
+
+
+def read(platform: Platform, value: Any, options: StateDictOptions, *, keeps: bool) -> Any:
+    """One value as the options want it. All ranks call; those that do not keep it take part, and get None."""
+    if isinstance(value, DTensor) and options.full_state_dict:
+        whole = whole_of(platform, value)
+        if not keeps:
+            return None
+        return platform.to_device(whole, "cpu") if options.cpu_offload else whole
+    if not keeps:
+        return None
+    if not platform.is_tensor(value):
+        return value
+    if options.cpu_offload:
+        return copy_on(platform, value, "cpu")
+    return platform.clone(platform.detach(value)) if options.full_state_dict else value
