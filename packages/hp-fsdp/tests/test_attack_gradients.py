@@ -80,6 +80,36 @@ def test_a_gradient_that_waits_is_reduced_though_its_parameter_was_frozen_since(
 
 
 @distributed(world_size=2)
+def test_a_gradient_of_one_rank_that_waits_is_reduced_though_nobody_reaches_its_unit_again(
+    world: World,
+) -> None:
+    def with_a_branch(maker: Maker) -> Any:
+        def setup(module: Any) -> None:
+            module.always, module.branch = maker.linear(4, 4), maker.linear(4, 4)
+            module.ranks_of_branch = ()
+
+        def forward(module: Any, x: Any, rank: int) -> Any:
+            x = module.always(x)
+            found = module.branch(x)  # all ranks call, as they must
+            return found if rank in module.ranks_of_branch else x
+
+        return maker.model(setup, forward)
+
+    def shard(model: Any, mesh: Any) -> None:
+        fully_shard(model.branch, mesh, reshard_after_forward=False)
+        fully_shard(model, mesh)
+
+    pair = Pair(world, with_a_branch, shard)
+    for batch, ranks in enumerate([(0,), ()]):
+        pair.sharded.set_requires_gradient_sync(batch == 1)
+        for model in (pair.sharded, pair.reference):
+            model.ranks_of_branch = ranks
+        pair.backward(pair.loss(batch))
+        pair.backward(pair.reference_loss(batch))
+    pair.check()
+
+
+@distributed(world_size=2)
 def test_parameters_written_between_a_forward_and_its_backward_are_refused(world: World) -> None:
     pair, platform = Pair(world, three_layers, shard_layers), world.platform
     losses = [pair.loss(0), pair.loss(1)]

@@ -99,7 +99,9 @@ class Unit(UnitParameters):
 
     def finish_backward(self) -> None:
         """The backward is over: settle what could not be before, and re-shard in any case."""
-        waits = self.owes_sync or (self.owes_all_reduce and self.options.wishes.all_reduce)
+        # has_put_off_sync: a rank that left those backwards out owes nothing, but others do, and wait for it.
+        puts_off = self.owes_sync or self.options.has_put_off_sync
+        waits = puts_off or (self.owes_all_reduce and self.options.wishes.all_reduce)
         if self.has_news or (waits and self.options.sync_gradients):
             self.settle()
         for uses in self.open_uses:
