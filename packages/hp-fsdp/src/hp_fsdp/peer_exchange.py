@@ -1,4 +1,5 @@
-"""Gradients that are copied into the other ranks' memory, and added up there; see [Note: copies instead of collectives].
+"""Gradients that are copied into the other ranks' memory, and added up there; see [Note: copies instead of collectives] in
+:mod:`hp_platform.halves`.
 
 They travel in the dtype they come in, and are added up in that of the result: see [Note: narrow on the wire].
 """
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hp_fsdp.batches import Batch, cut_into_batches
-from hp_fsdp.halves import ALIGNMENT, Halves
 from hp_platform.collectives.unchecked import by_copies
+from hp_platform.halves import ALIGNMENT, Halves
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 

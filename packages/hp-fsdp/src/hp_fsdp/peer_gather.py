@@ -1,4 +1,6 @@
-"""Whole parameters filled by copies from the other ranks' memory; see [Note: copies instead of collectives]."""
+"""Whole parameters filled by copies from the other ranks' memory; see [Note: copies instead of collectives] in
+:mod:`hp_platform.halves`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 from itertools import compress
 
 from hp_fsdp.batches import Batch, Part, cut_into_batches
-from hp_fsdp.halves import Halves
 from hp_platform.collectives.unchecked import by_copies
+from hp_platform.halves import Halves
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hp_fsdp.halves import Halves, Use, half_numel
+from hp_fsdp.halves import Use, half_numel
 from hp_fsdp.peer_exchange import PeerExchange
 from hp_fsdp.places import Places
 from hp_platform.group import ProcessGroup
+from hp_platform.halves import MAX_PEERS, Halves
 from hp_platform.peers import peer_memory
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType
-
-MAX_PEERS = 8
-"""The host starts a copy per peer and parameter: beyond a machine's usual number, one launch costs it less."""
 
 
 def may_reach(platform: Platform, places: Places) -> bool:

@@ -28,9 +28,9 @@ class WholeParameters:
     allocation per gather. Each takes the room of its padded chunks, so that what the ranks send lands in its place.
 
     [Note: four ways to gather] Where all ranks are devices of one machine that reach each other's memory, they copy from each
-    other, beside all kernels ([Note: copies instead of collectives]). Else, where the backend takes several tensors in one
-    launch, every chunk is received where the parameter has it, and nothing is copied (but for parameters that are cut along
-    another dim than the first). Where it cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every
+    other, beside all kernels ([Note: copies instead of collectives] in :mod:`hp_platform.halves`). Else, where the backend takes
+    several tensors in one launch, every chunk is received where the parameter has it, and nothing is copied (but for parameters
+    that are cut along another dim than the first). Where it cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every
     parameter travels alone.
     """
 

@@ -11,13 +11,14 @@ from random import Random
 import pytest
 import torch
 
-import hp_fsdp.halves
+import hp_platform.halves
 from hp_fsdp.batches import cut_into_batches
-from hp_fsdp.halves import HALF_NBYTES, Halves, half_numel
+from hp_fsdp.halves import HALF_NBYTES, half_numel
 from hp_fsdp.peer_exchange import PeerExchange
 from hp_fsdp.peer_gather import PeerGather
 from hp_platform import get_platform
 from hp_platform.group import ProcessGroup
+from hp_platform.halves import Halves
 from hp_platform.testing import count_collectives
 
 SIZES = (5, 0, 1, 130, 64, 3)
@@ -28,7 +29,7 @@ CAPACITIES = (64, 128, 320)
 def _bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which parts are copied by engines though they stay: all, those from 64 elements on, none."""
     if request.param is not None:
-        monkeypatch.setattr(hp_fsdp.halves, "LARGE_NBYTES", request.param)
+        monkeypatch.setattr(hp_platform.halves, "LARGE_NBYTES", request.param)
 
 
 class _Shared:

@@ -36,6 +36,8 @@ class ProcessGroup:
     """When that was, by time.monotonic()."""
     num_transfers: int = 0
     """How many sends and receives this process has started; unlike collectives, other ranks have other numbers."""
+    halves: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Of peer memory, by device and dtype: see :func:`hp_platform.halves.shared_halves`."""
     tables: WorldTables | None = field(default=None, repr=False)
     """Only on the world."""
 

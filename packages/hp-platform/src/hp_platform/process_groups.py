@@ -149,6 +149,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         if tables.groups.get(group.ranks) is not group:
             raise ValueError(f"the {group.describe()} does not belong to the present world")
         del tables.groups[group.ranks]
+        group.halves.clear()
         if group.native is not None:
             get_platform().destroy_group(group.native)
             group.native = None
@@ -156,6 +157,8 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     if tables.diagnosis is not None:
         tables.diagnosis.stop()
     _process.state.world = None
+    for own in tables.groups.values():
+        own.halves.clear()
     atexit.unregister(_end_before_exit)
     if world.native is not None:
         get_platform().destroy_group(None)
