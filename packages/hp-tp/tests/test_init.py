@@ -107,6 +107,45 @@ def test_tied_weights_on_meta_stay_one_parameter(world: World) -> None:
     assert_parity(whole_parameters(platform, sharded), whole_parameters(platform, plain), exact=True)
 
 
+@distributed(world_size=[1, 2, 3, 4])
+def test_fused_projections_in_parts_get_the_rows_of_one_process(world: World) -> None:
+    """Of a layer on meta, and of one within a module that writes it again; heads that divide and those that do not; no rows at all."""
+    platform = world.platform
+    heads = {"q": 12, "k": 3, "v": 3}
+
+    class Attention(platform.Module):
+        def __init__(self, layer: Any, again: bool) -> None:
+            super().__init__()
+            self.qkv = layer
+            if again:
+                self.reset_parameters = lambda: random.normal_(layer.bias, 1.0, 0.1)
+
+    for sizes, more in (
+        ({"q": 6, "k": 4, "v": 2}, {}),
+        ({"q": 1, "k": 1, "v": 3}, {}),
+        ({"q": 24, "k": 6, "v": 6}, {"heads": heads, "query_heads": 12, "replicate_kv": True}),
+    ):
+        for again in (False, True):
+            with init_empty_weights():
+                plain, sharded = (
+                    Attention(Maker(world).stock.Linear(5, sum(sizes.values())), again) for _ in range(2)
+                )
+            parallelize_module(sharded, make_mesh(world), {"qkv": ColwiseParallel(parts=sizes, **more)})
+            seen = []
+            for net in (plain, sharded):
+                manual_seed(5)
+                init_parameters(net, device=world.device if net is plain else None)
+                seen.append(random.get_state())
+            expected, found = (whole_parameters(platform, net) for net in (plain, sharded))
+            for name in ("weight", "bias"):
+                rows = platform.split(expected[f"qkv.{name}"], list(sizes.values()))
+                for part, row in zip(sizes, rows, strict=True):
+                    assert_parity(found.pop(f"qkv.{name}_{part}"), row, exact=True, name=f"{name} of {part}")
+            assert not found
+            assert sharded.qkv.weight is None
+            assert seen[0] == seen[1]
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "normal_": lambda x: random.normal_(x, 0.0, 0.02),
     "uniform_": lambda x: random.uniform_(x, -0.1, 0.1),

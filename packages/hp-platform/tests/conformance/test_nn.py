@@ -145,6 +145,22 @@ def test_only_an_existing_parameter_is_replaced(platform, net, make):
         platform.set_parameter(net.first, "wait", make([1.0]))
 
 
+def test_an_emptied_place_of_a_parameter_holds_nothing(platform, net, make):
+    block = net.blocks[0]
+    last = weakref.ref(block.weight)
+    plain = make(np.zeros((3, 3)), "float32")
+    platform.set_parameter(block, "weight", plain)
+    platform.set_parameter(block, "weight", None)
+    gc.collect()
+    assert last() is None
+    assert block.weight is None
+    assert platform.get_parameter(block, "weight") is None
+    assert "blocks.0.weight" not in dict(platform.named_parameters(net))
+    new = platform.parameter(plain)
+    platform.set_parameter(block, "weight", new)
+    assert block.weight is new
+
+
 def test_what_stands_in_a_parameters_place_is_told(platform, net, make):
     block = net.blocks[0]
     parameter, plain = block.weight, make(np.zeros((3, 3)), "float32")

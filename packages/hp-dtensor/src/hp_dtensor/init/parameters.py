@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hp_dtensor.init.contexts import adapter
+from hp_dtensor.init.in_parts import as_wholes, in_parts, whole_name
 from hp_dtensor.module_tensors import suggestion
 from hp_platform import RandomStream, default_random_stream, get_platform
 
@@ -58,9 +59,11 @@ def init_parameters(
             :mod:`hp_dtensor.random` for instance (``lambda x: random.normal_(x, 0.0, 0.02)``). It gets a DTensor if the
             tensor is one. For tensors that no module initialises, or otherwise.
 
-    All ranks call. No communication of its own. ValueError for a wrong ``stage_index``, and for names in ``initializers``
-    that no deferred tensor has. RuntimeError with the names of the tensors that nobody initialises: then nothing was changed;
-    or that were left out. NotImplementedError for an initializer of MindSpore that is not drawn in pieces, by name.
+    All ranks call. No communication, but for parameters that a style keeps in parts (fused projections): what was drawn of them is
+    exchanged, see [Note: initialised as a whole] in :mod:`hp_dtensor.init.in_parts`. ValueError for a wrong ``stage_index``, and
+    for names in ``initializers`` that no deferred tensor has. RuntimeError with the names of the tensors that nobody initialises:
+    then nothing was changed; or that were left out. NotImplementedError for an initializer of MindSpore that is not drawn in
+    pieces, by name.
     """
     platform = get_platform()
     if isinstance(stage_index, bool) or not isinstance(stage_index, int) or stage_index < 0:
@@ -137,7 +140,7 @@ def _take_given(given: Mapping[str, Callable[[Any], object]], deferred: list[_Te
 def _initialiser(place: tuple[str, str], modules: dict[str, Module]) -> str | None:
     """Path of the module that initialises the tensor at ``place`` (path of its owner, full name); None: nobody does."""
     path: str | None = place[0]
-    attribute: str | None = place[1].rpartition(".")[2]
+    attribute: str | None = whole_name(modules[place[0]], place[1].rpartition(".")[2])
     while path is not None:
         if adapter().initialises(modules[path], attribute):
             return path
@@ -171,8 +174,10 @@ def _run(path: str, module: Module, tensors: list[_Tensor]) -> None:
     others = [t for t in own if not t.is_deferred or (t.by is not None and not _is_below(t.by, path))]
     kept = [make.copy_of(t.value) for t in others]
     places = [place for t in own if t.given for place in zip(t.owners, t.names, strict=True)]
-    own_given = [name.rpartition(".")[2] for owner, name in places if owner == path]
-    make.initialiser_of(module, own_given)()
+    given = {name.rpartition(".")[2] for owner, name in places if owner == path}
+    fused = {name for name, parts in in_parts(module).items() if given.issuperset(parts.attributes)}
+    with as_wholes(inner for _, inner in get_platform().named_modules(module)):
+        make.initialiser_of(module, given | fused)()
     for tensor, values in zip(others, kept, strict=True):
         make.put_back(tensor.value, values)
     for tensor in own:

@@ -106,14 +106,14 @@ class MindSporeNNOps:
         """Attach a buffer."""
         module.register_buffer(name, value)
 
-    def set_parameter(self, module: mindspore.nn.Cell, name: str, value: mindspore.Tensor) -> None:
+    def set_parameter(self, module: mindspore.nn.Cell, name: str, value: mindspore.Tensor | None) -> None:
         """Put a parameter or tensor in a parameter's place.
 
         The parameter keeps its place in the cell's table; a plain tensor stands before it in the instance's own dictionary,
         where attribute access looks first.
         """
         table = _own_table(module, name)
-        if isinstance(value, mindspore.Parameter):
+        if value is None or isinstance(value, mindspore.Parameter):
             module.__dict__.pop(name, None)
             table[name] = value
         else:

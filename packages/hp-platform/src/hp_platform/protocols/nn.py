@@ -60,10 +60,11 @@ class NNOps(Protocol):
         """Attach a tensor that is state, moves with the module, and is not trained."""
         ...
 
-    def set_parameter(self, module: AnyModule, name: str, value: AnyParameter | Tensor) -> None:
+    def set_parameter(self, module: AnyModule, name: str, value: AnyParameter | Tensor | None) -> None:
         """Make ``module.name`` (a direct attribute that is a parameter now) this parameter, or for a while this plain tensor.
 
         A plain tensor is what FSDP shows to forward; ``named_parameters`` need not list it. Setting a Parameter again restores it at its old place.
+        None: the place is empty, and nothing holds what stood there.
         """
         ...
 

@@ -59,7 +59,7 @@ class TorchNNOps:
         """Attach a buffer."""
         module.register_buffer(name, value)
 
-    def set_parameter(self, module: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    def set_parameter(self, module: torch.nn.Module, name: str, value: torch.Tensor | None) -> None:
         """Put a parameter or tensor in a parameter's place.
 
         The entry of the module's own table is replaced where it stands: ``module.name`` finds it there, its place among the

@@ -44,8 +44,7 @@ class ColwiseParallel(CuttingStyle):
         parts: the features in parts that are each cut for themselves, for fused projections: sizes by name, such as ``{"q":
             4096, "k": 1024, "v": 1024}``, or a list of sizes. A parameter ``weight`` becomes ``weight_q``, ``weight_k`` and
             ``weight_v``, see [Note: fused parameters] in :mod:`hp_tp.styles.parts`, and the result is this rank's
-            piece of q, of k and of v. ``heads`` is a dict by part then. On meta the layer cannot initialise such parameters
-            itself: give ``init_parameters`` a function for each (``initializers=``).
+            piece of q, of k and of v. ``heads`` is a dict by part then.
         cuts: how the module is cut, if it is of another kind and does not say so itself.
         uneven: whether plain pieces of an input may be of several sizes, and plain results too. The ranks then tell each other
             their sizes at every call, and the host waits for them. By default plain pieces are taken to be equal, and results

@@ -3,7 +3,7 @@
 [Note: fused parameters] Of a fused ``weight (q + k + v, in)`` every rank needs rows of q, of k and of v, which are no piece that a
 placement could describe. So a parameter in several parts becomes one DTensor per part, ``weight_q``, ``weight_k`` and
 ``weight_v``, each cut as usual: checkpoints and optimizers see honest tensors. Forward finds them joined in the old place,
-by one copy of this rank's pieces.
+by one copy of this rank's pieces, and so does the module's own initialisation (``init_parameters``), as a whole DTensor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
 from hp_dtensor.chunk import chunk_size
+from hp_dtensor.init.in_parts import InParts, set_in_parts
 from hp_platform import get_platform
 from hp_tp.styles.cuts import ModuleCuts
 from hp_tp.styles.door import Door
@@ -148,6 +149,7 @@ def place_parts(
 ) -> None:
     """Let every part of every parameter be a DTensor. Communication: that of ``distribute_tensor``."""
     platform: Any = get_platform()
+    fused: dict[str, InParts] = {}
     for name, dim in cuts.parameters.items():
         whole = platform.get_parameter(module, name)
         is_trained = platform.requires_grad(whole)
@@ -165,6 +167,9 @@ def place_parts(
             )
             setattr(module, part.attribute(name), platform.parameter(placed, requires_grad=is_trained))
         platform.set_parameter(module, name, None)
+        fused[name] = InParts(tuple(part.attribute(name) for part in parts), dim)
+    if fused:
+        set_in_parts(module, fused)
 
 
 def shown(module: Module, cuts: ModuleCuts, parts: Sequence[Part], door: Door) -> dict[str, Tensor]:
