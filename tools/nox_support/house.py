@@ -17,7 +17,7 @@ TESTED_BACKENDS = {
     "hp-tp": BACKENDS,
     "hp-moe": ("torch",),
     "hp-pipeline": ("torch",),
-    "hp-optim": ("torch",),
+    "hp-optim": BACKENDS,
     "hp-recompute": ("torch",),
     "hyper-parallel": BACKENDS,
 }

@@ -1,0 +1,162 @@
+"""What all optimizers of this package share; the classes that users see are made of it in :mod:`hp_optim.make_class`.
+
+An algorithm is a class that inherits from :class:`OptimizerSteps` and is written on the platform alone. It says what its
+hyperparameters are, and how a step is done. :func:`hp_optim.make_class.make_optimizer_class` puts it on the framework's own
+ground: on torch a true ``torch.optim.Optimizer``, on MindSpore a plain class of the same surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hp_optim.checks import NAMES, PARAMS, check_keys, check_unknown
+from hp_optim.groups import Group, group_of, groups_of
+from hp_optim.pieces import like, local_of
+from hp_platform.platform import get_platform
+
+MAIN_GRAD = "main_grad"
+"""Attribute of a parameter that holds its gradient in a wider dtype than the parameter's; it goes before ``grad``."""
+STEP = "step"
+"""Key of a group: how many steps it has made."""
+
+
+def gradient_of(parameter: Any) -> Any:
+    """``parameter.main_grad`` if it has one, else ``parameter.grad``; None if neither is there. A DTensor's is a DTensor."""
+    found = getattr(parameter, MAIN_GRAD, None)
+    if found is not None:
+        return found
+    # Of a plain tensor through the platform: on MindSpore it is the same object each time then.
+    return parameter.grad if hasattr(parameter, "to_local") else get_platform().get_grad(parameter)
+
+
+if TYPE_CHECKING:
+
+    class _Ground:
+        """What an algorithm stands on: ``torch.optim.Optimizer``, or the class that takes its place on MindSpore."""
+
+        defaults: dict[str, Any]
+        param_groups: list[Group]
+        state: Any
+
+        def __init__(self, params: Any, defaults: dict[str, Any]) -> None: ...
+        def add_param_group(self, param_group: Group) -> None: ...
+        def state_dict(self) -> dict[str, Any]: ...
+        def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
+        def zero_grad(self, set_to_none: bool = True) -> None: ...
+        def __setstate__(self, state: dict[str, Any]) -> None: ...
+
+else:
+    _Ground = object
+
+
+class OptimizerSteps(_Ground):
+    """An algorithm: what happens in a step. To inherit from; users get the classes made by ``make_optimizer_class``.
+
+    An algorithm defines :meth:`_update`, :meth:`_check_group` and, if it keeps plans or caches, :meth:`_forget_plans`; its
+    ``__init__`` calls this one's with all hyperparameters as ``defaults``. Attributes other than ``defaults``, ``state`` and
+    ``param_groups`` are not pickled and not copied: what is not in a plan belongs into one of these.
+    """
+
+    HYPERPARAMETERS: ClassVar[frozenset[str]] = frozenset()
+    """Names of all arguments of the constructor but ``params``."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], unknown: Mapping[str, Any]) -> None:
+        """``unknown``: the keyword arguments that the algorithm does not have; ValueError if there are any."""
+        self.platform = get_platform()
+        name = type(self).__name__
+        check_unknown(name, unknown, self.HYPERPARAMETERS)
+        self._check_group(defaults)
+        groups = groups_of(self.platform, name, params)
+        self._forget_plans()
+        super().__init__(groups, {**defaults, STEP: 0})
+
+    # --- what an algorithm gives
+    def _update(self) -> None:
+        """One step: parameters and ``state`` from gradients. Runs without recording."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it makes a step: define _update")
+
+    def _check_group(self, group: Group) -> None:
+        """ValueError for hyperparameters, and (if ``"params"`` is there) parameters, that the algorithm does not take."""
+
+    def _forget_plans(self) -> None:
+        """Groups or state are others now: what was worked out from them is worked out anew at the next step."""
+
+    # --- what users call
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient. Returns what ``closure`` returns, which is called first, with recording on."""
+        loss = None
+        if closure is not None:
+            with self.platform.enable_grad():
+                loss = closure()
+        with self.platform.no_grad():
+            self._update()
+        return loss
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Further parameters, with hyperparameters of their own where the dict has some.
+
+        ValueError for parameters that the optimizer has already, or must not have; nothing has changed then.
+        """
+        name, platform = type(self).__name__, self.platform
+        group = group_of(platform, name, param_group)
+        check_keys(name, group, self.HYPERPARAMETERS)
+        present = {id(p) for other in self.param_groups for p in other[PARAMS]}
+        twice = [place for place, p in enumerate(group[PARAMS]) if id(p) in present]
+        if twice:
+            raise ValueError(
+                f"{name}: parameter {twice[0]} of the new group, of shape {tuple(group[PARAMS][twice[0]].shape)}, is in another group "
+                "already: leave it in one of them"
+            )
+        if any((NAMES in other) != (NAMES in group) for other in self.param_groups):
+            raise ValueError(
+                f"{name}: some groups have names of parameters and some have not: give all as (name, parameter) pairs, or none"
+            )
+        for key, value in self.defaults.items():
+            group.setdefault(key, value)
+        self._check_group(group)
+        super().add_param_group(group)
+        self._forget_plans()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, ``main_grad`` too; with ``set_to_none=False`` fill them with zeros."""
+        platform = self.platform
+        for group in self.param_groups:
+            for parameter in group[PARAMS]:
+                wide = getattr(parameter, MAIN_GRAD, None)
+                if set_to_none:
+                    if wide is not None:
+                        setattr(parameter, MAIN_GRAD, None)
+                    if hasattr(parameter, "to_local"):
+                        parameter.grad = None
+                    else:
+                        platform.set_grad(parameter, None)
+                    continue
+                for found in (wide, gradient_of(parameter) if wide is None else None):
+                    if found is not None:
+                        platform.fill_(local_of(found), 0.0)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.platform = get_platform()
+        super().__setstate__(state)
+        self._forget_plans()
+
+    def _loaded(self, parameter: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """State of one parameter from a state dict: copies on the parameter's device, in their own dtypes."""
+        platform = self.platform
+        device = platform.device_of(local_of(parameter))
+
+        def own(value: Any) -> Any:
+            if not platform.is_tensor(value):
+                return value
+            local = platform.clone(platform.detach(local_of(value)))
+            if tuple(value.shape) == tuple(parameter.shape):
+                local = platform.to_device(local, device)
+            return like(value, local)
+
+        return {key: own(value) for key, value in entry.items()}
+
+
+def all_parameters(groups: Iterable[Group]) -> list[Any]:
+    """Of all groups, in their order."""
+    return [parameter for group in groups for parameter in group[PARAMS]]

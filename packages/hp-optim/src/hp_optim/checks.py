@@ -1,0 +1,92 @@
+"""What every optimizer refuses, with what was given, what is expected and what to change."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hp_optim.pieces import local_of
+from hp_platform.platform import Platform
+
+SUCCESSOR = "_hp_fsdp_successor"
+"""Attribute of a parameter from before ``fully_shard``, whose place a sharded one has taken since."""
+PARAMS = "params"
+NAMES = "param_names"
+_TAGS = frozenset({PARAMS, NAMES, "name", "initial_lr", "step"})
+"""Keys of groups that are no hyperparameters of an algorithm."""
+
+
+def check_parameter(platform: Platform, optimizer: str, where: str, parameter: Any) -> None:
+    """ValueError for what cannot be optimized; ``where`` says which of the given ones it is."""
+    if not platform.is_tensor(parameter):
+        kind = type(parameter)
+        raise ValueError(
+            f"{optimizer}: {where} is a {kind.__module__}.{kind.__qualname__}; parameters are tensors of the one framework of this "
+            f"process, {platform.platform_type.value}: give model.parameters() or model.named_parameters() of a model made with it"
+        )
+    shape = tuple(parameter.shape)
+    if getattr(parameter, SUCCESSOR, None) is not None:
+        raise ValueError(
+            f"{optimizer}: {where}, of shape {shape}, is a parameter from before fully_shard, which the model does not use any more: "
+            "make the optimizer after fully_shard, from model.parameters() as they are then"
+        )
+    if not platform.is_floating(parameter.dtype):
+        raise ValueError(
+            f"{optimizer}: {where}, of shape {shape}, has dtype {parameter.dtype}; optimizers update floating-point parameters: leave "
+            "it out, or register it as a buffer"
+        )
+    if not platform.is_leaf(local_of(parameter)):
+        raise ValueError(
+            f"{optimizer}: {where}, of shape {shape}, was made by an operation and gathers no gradient: give the parameter that it was "
+            "made from"
+        )
+
+
+def check_unknown(optimizer: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """ValueError that lists keyword arguments which the optimizer does not have, and those that it has."""
+    if unknown:
+        raise ValueError(
+            f"{optimizer} has no {', '.join(sorted(map(repr, unknown)))}; it takes {', '.join(sorted(known))}: remove or rename what it "
+            "does not take"
+        )
+
+
+def check_keys(optimizer: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
+    """ValueError for a key that looks like a misspelt hyperparameter. Keys of the caller's own are legal."""
+    names = sorted(known)
+    for key in group:
+        if key in names or key in _TAGS or not isinstance(key, str):
+            continue
+        near = difflib.get_close_matches(key, names, 1, 0.8)
+        if near:
+            raise ValueError(
+                f"{optimizer}: a group has the key {key!r}, which is no hyperparameter and would be ignored; did you mean {near[0]!r}? "
+                f"Hyperparameters are {', '.join(names)}"
+            )
+
+
+def check_number(
+    optimizer: str, name: str, value: Any, *, low: float = 0.0, below: float = math.inf, advice: str
+) -> None:
+    """ValueError unless ``low <= value < below``; NaN never is. ``value`` is a plain number."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not low <= value < below
+        or math.isinf(value)
+    ):
+        room = f"at least {low:g}" if math.isinf(below) else f"at least {low:g} and below {below:g}"
+        raise ValueError(f"{optimizer}: {name} is {value!r}; it must be a finite number, {room}: {advice}")
+
+
+def check_learning_rate(platform: Platform, optimizer: str, lr: Any) -> None:
+    """ValueError unless it is a number >= 0 or a tensor of one element, whose value is not looked at: that would wait for its device."""
+    if platform.is_tensor(lr):
+        if math.prod(tuple(lr.shape)) != 1:
+            raise ValueError(
+                f"{optimizer}: lr is a tensor of shape {tuple(lr.shape)}; as a tensor it has one element: use one group per learning rate"
+            )
+        return
+    check_number(optimizer, "lr", lr, advice="give a learning rate such as 1e-3, or a tensor of one element")
