@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import mindspore
 import numpy as np
 from mindspore import mint, ops
 from mindspore.mint.nn import functional
 
-from hp_platform.mindspore._dtypes import NAME_OF
+from hp_platform.mindspore._dtypes import NAME_OF, resolve
 from hp_platform.mindspore._empty import constant_if_empty
 from hp_platform.mindspore._matmul import matmul
+from hp_platform.mindspore._recording import no_grad
+from hp_platform.mindspore._write import exact_number
 
 softmax = constant_if_empty(functional.softmax)
 
@@ -41,6 +47,31 @@ def amax(x: mindspore.Tensor, dim: int, keepdim: bool) -> mindspore.Tensor:
     largest = mint.amax(x, dim, keepdim)
     is_nan = mint.sum((x != x).astype(mindspore.int32), dim, keepdim) > 0
     return mint.where(is_nan, mindspore.Tensor(np.array(np.nan, NAME_OF[x.dtype])), largest)
+
+
+def norms(xs: Sequence[mindspore.Tensor], p: float, dtype: Any) -> mindspore.Tensor:
+    """The p-norm of each, as one vector."""
+    wanted = resolve(dtype)
+    with no_grad():
+        return mint.cat([_norm(x.astype(wanted).reshape((-1,)), float(p)).reshape((1,)) for x in xs])
+
+
+def _norm(x: mindspore.Tensor, p: float) -> mindspore.Tensor:
+    if 0 in x.shape:
+        return exact_number(math.inf if p < 0 else 0.0, x.dtype)
+    if p == 0:
+        return mint.sum((x != 0).astype(x.dtype), 0)
+    if p == 2:
+        return mint.sqrt(mint.sum(x * x, 0))
+    size = mint.abs(x)
+    if p == math.inf:
+        return amax(size, 0, False)
+    if p == -math.inf:
+        return -amax(-size, 0, False)
+    if p == 1:
+        return mint.sum(size, 0)
+    # The exponents as tensors: a number would be rounded to float32.
+    return mint.pow(mint.sum(mint.pow(size, exact_number(p, x.dtype)), 0), exact_number(1 / p, x.dtype))
 
 
 @constant_if_empty

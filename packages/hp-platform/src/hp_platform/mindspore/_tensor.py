@@ -269,10 +269,17 @@ class MindSporeTensorOps(MindSporeStorageOps):
         for x, y in _pairs(xs, ys):
             self.add_(x, y, alpha)
 
-    def foreach_mul_(self, xs: Sequence[mindspore.Tensor], factor: float) -> None:
+    foreach_norm = staticmethod(_composed.norms)
+
+    def foreach_mul_(self, xs: Sequence[mindspore.Tensor], factor: Any) -> None:
         """Multiply each in place."""
         for x in xs:
-            self.mul_(x, factor)
+            if isinstance(factor, mindspore.Tensor) and factor.dtype != x.dtype:
+                # Rounded once, in the wider dtype; the kernel for both dtypes would round the factor first, or is none.
+                wide = max(x.dtype, factor.dtype, key=self.itemsize)
+                self.copy_(x, self.cast(self.cast(x, wide) * self.cast(factor, wide), x.dtype))
+            else:
+                self.mul_(x, factor)
 
     def reduce_rows_(self, x: mindspore.Tensor, rows: mindspore.Tensor, op: str) -> mindspore.Tensor:
         """Sum or mean of rows."""

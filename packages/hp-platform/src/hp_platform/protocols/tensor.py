@@ -258,8 +258,21 @@ class TensorOps(Protocol):
         """``add_`` of pairs."""
         ...
 
-    def foreach_mul_(self, xs: Sequence[AnyTensor], factor: float) -> None:
-        """``mul_`` of each by one number."""
+    def foreach_mul_(self, xs: Sequence[AnyTensor], factor: float | AnyTensor) -> None:
+        """``mul_`` of each by one number, which may be a 0-d tensor on their device: then the host does not wait for it.
+
+        Beside a tensor the ``xs`` are of one dtype. To 16-bit floats the factor is not rounded before: each product is rounded once.
+        """
+        ...
+
+    def foreach_norm(self, xs: Sequence[AnyTensor], p: float, dtype: DType) -> AnyTensor:
+        """The p-norm of each, all of its elements taken as one vector: a tensor ``(len(xs),)``, computed in ``dtype``; not recorded.
+
+        ``xs``: at least one; of one floating dtype, on one device, where the result lies. ``p``: any number but NaN: 0 counts
+        the elements that are not 0, ``inf`` and ``-inf`` give the largest and the smallest magnitude, NaN wins. A norm over no
+        elements is 0, for negative ``p`` ``inf``: what changes nothing beside others. One launch for many tensors where the framework
+        has it (torch on cuda for ``p`` of 1, 2 and ``inf``), else one for each. The host does not wait.
+        """
         ...
 
     def reduce_rows_(self, x: AnyTensor, rows: AnyTensor, op: str) -> AnyTensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hp_platform.bits import unsigned
+from hp_platform.torch import _lists
 from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
 from hp_platform.torch._stand_in import stand_in
 from hp_platform.torch.device import TorchDevice
@@ -249,11 +250,17 @@ class TorchTensorOps:
             with torch.no_grad():
                 torch._foreach_add_(xs, ys, alpha=_number_for(xs[0], alpha))
 
-    def foreach_mul_(self, xs: Sequence[torch.Tensor], factor: float) -> None:
+    def foreach_mul_(self, xs: Sequence[torch.Tensor], factor: float | torch.Tensor) -> None:
         """Multiply each in place."""
-        if xs:
-            with torch.no_grad():
+        if not xs:
+            return
+        with torch.no_grad():
+            if isinstance(factor, torch.Tensor) and factor.dtype != xs[0].dtype:
+                _lists.scale_(xs, factor, fused=self._devices[xs[0].device.type].unscales_lists)
+            else:
                 torch._foreach_mul_(xs, factor)
+
+    foreach_norm = staticmethod(_lists.norms)
 
     def reduce_rows_(self, x: torch.Tensor, rows: torch.Tensor, op: str) -> torch.Tensor:
         """Sum or mean of rows."""
