@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hp_fsdp.containers import map_tensors, tensors_in
+from hp_platform.containers import map_tensors, tensors_in
 
 Pair = namedtuple("Pair", "left right")
 
