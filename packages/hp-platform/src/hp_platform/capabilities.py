@@ -29,6 +29,8 @@ CAPABILITIES: Final[dict[str, str]] = {
     "torch_checkpoint": "torch.distributed.checkpoint reads (by unpickling) and writes DTensors; without it use hp_dtensor.save",
     "optimizer_state": "the framework's own optimizers keep param_groups and state by parameter; without it use one that does (any "
     "object with both), or save what the optimizer has as a module, its own parameters",
+    "fused_adamw": "one kernel that updates a list of tensors by AdamW; without it leave out fused=True",
+    "operation_dispatch": "operations are caught below autograd, one by one; without it checkpoints recompute all of a function",
     "function_modes": "the framework's functions are caught in a block, also on plain tensors; without it call hp_dtensor.random's own",
     "function_dispatch": "operations on a tensor subclass are caught at function level; without it call the functions of hp_dtensor",
 }

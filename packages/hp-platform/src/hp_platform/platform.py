@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 from hp_platform import _process
 from hp_platform.capabilities import CAPABILITIES, check_known
-from hp_platform.protocols import AutogradOps, CommOps, DeviceHandle, NNOps, RandomOps, TensorOps
+from hp_platform.protocols import (
+    AutogradOps,
+    CommOps,
+    DeviceHandle,
+    NNOps,
+    RandomOps,
+    TensorOps,
+    UpdateOps,
+)
 
 ENVIRONMENT_VARIABLE = "HYPER_PARALLEL_PLATFORM"
 
@@ -23,7 +31,7 @@ class PlatformType(str, enum.Enum):
     MINDSPORE = "mindspore"
 
 
-class Platform(TensorOps, NNOps, AutogradOps, RandomOps, CommOps, Protocol):
+class Platform(TensorOps, NNOps, AutogradOps, RandomOps, CommOps, UpdateOps, Protocol):
     """All primitives of :mod:`hp_platform.protocols` on one object, and what it can say of itself."""
 
     platform_type: PlatformType

@@ -13,6 +13,7 @@ from hp_platform.mindspore._random import MindSporeRandomOps
 from hp_platform.mindspore._recording import ensure_recording
 from hp_platform.mindspore._tensor import MindSporeTensorOps
 from hp_platform.mindspore._traced import MindSporeTracedOps
+from hp_platform.mindspore._updates import MindSporeUpdateOps
 from hp_platform.mindspore._world import MindSporeWorldOps
 from hp_platform.mindspore.device import MindSporeDevice, all_devices
 from hp_platform.platform import PlatformType
@@ -26,6 +27,7 @@ class MindSporePlatform(
     MindSporeCommOps,
     MindSporeWorldOps,
     MindSporeTracedOps,
+    MindSporeUpdateOps,
 ):
     """Primitives of MindSpore; see :mod:`hp_platform.protocols` for what each promises."""
 

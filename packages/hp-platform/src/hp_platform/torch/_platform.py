@@ -15,6 +15,7 @@ from hp_platform.torch._nn import TorchNNOps
 from hp_platform.torch._random import TorchRandomOps
 from hp_platform.torch._tensor import TorchTensorOps
 from hp_platform.torch._traced import TorchTracedOps
+from hp_platform.torch._updates import TorchUpdateOps
 from hp_platform.torch._world import TorchWorldOps
 from hp_platform.torch.device import TorchDevice, all_devices
 
@@ -27,6 +28,7 @@ class TorchPlatform(
     TorchWorldOps,
     TorchCommOps,
     TorchTracedOps,
+    TorchUpdateOps,
 ):
     """Primitives of PyTorch; see :mod:`hp_platform.protocols` for what each promises."""
 

@@ -20,9 +20,11 @@ class AscendDevice(AcceleratorDevice):
             "reduce_float64",
             "coalesced",
             "peer_memory",
+            "fused_adamw",
             "version_counter",
             "torch_checkpoint",
             "optimizer_state",
             "function_modes",
+            "operation_dispatch",
         }
     )

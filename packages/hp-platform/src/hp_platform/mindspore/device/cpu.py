@@ -26,6 +26,7 @@ class CpuDevice(HostDevice):
             "in_place_arithmetic",
             "coalesced",
             "peer_memory",
+            "fused_adamw",
             "exchange",
             "streams",
             "memory_stats",
@@ -33,6 +34,7 @@ class CpuDevice(HostDevice):
             "torch_checkpoint",
             "optimizer_state",
             "function_modes",
+            "operation_dispatch",
             "async_collectives",  # see [Note: operations on CPU are launched blocking]
         }
     )

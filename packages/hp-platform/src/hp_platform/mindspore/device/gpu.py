@@ -20,9 +20,11 @@ class GpuDevice(AcceleratorDevice):
             "in_place_arithmetic",
             "coalesced",
             "peer_memory",
+            "fused_adamw",
             "version_counter",
             "torch_checkpoint",
             "optimizer_state",
             "function_modes",
+            "operation_dispatch",
         }
     )

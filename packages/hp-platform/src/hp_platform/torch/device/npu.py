@@ -33,7 +33,7 @@ class NpuDevice(AcceleratorDevice):
     rounds_like_ieee = False
     unscales_lists = False
     # The cube units of Ascend multiply no float64, and HCCL refuses to reduce it.
-    missing = frozenset({"float64_compute", "reduce_float64", "peer_memory"})
+    missing = frozenset({"float64_compute", "reduce_float64", "peer_memory", "fused_adamw"})
     comm = CommFacts(
         # HCCL itself has no mean; torch_npu's is a division behind the sum, and not in every form of the collectives.
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),

@@ -1,0 +1,69 @@
+"""Steps of optimizers over lists of tensors, in MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore
+from mindspore import mint
+
+from hp_platform.mindspore._dtypes import NAME_OF
+from hp_platform.mindspore._recording import no_grad
+from hp_platform.mindspore._write import exact_number, write
+
+Tensors = Sequence[mindspore.Tensor]
+
+
+class MindSporeUpdateOps:
+    """Implements :class:`hp_platform.protocols.UpdateOps`."""
+
+    def adamw_(
+        self,
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        max_exp_avg_sqs: Tensors,
+        *,
+        step: int,
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """One step of AdamW. ``fused`` must not be True: there is no such kernel."""
+        if isinstance(lr, mindspore.Tensor):
+            lr = float(lr.asnumpy().item())
+        factor = -(lr / (1 - beta1**step))
+        root = (1 - beta2**step) ** 0.5
+        with no_grad():
+            for at, p in enumerate(params):
+                if p.size == 0:
+                    continue
+                # Kernels for narrower dtypes are missing; numbers go in as tensors, which are not rounded to float32.
+                dtype = p.dtype if NAME_OF[p.dtype] in ("float32", "float64") else mindspore.float32
+
+                def number(value: float, dtype: Any = dtype) -> mindspore.Tensor:
+                    return exact_number(value, dtype)
+
+                x, g, m, v = (t.astype(dtype) for t in (p, grads[at], exp_avgs[at], exp_avg_sqs[at]))
+                g = -g if maximize else g
+                if weight_decay:
+                    x = x * number(1 - lr * weight_decay)
+                m = m + (g - m) * number(1 - beta1)
+                v = v * number(beta2) + g * g * number(1 - beta2)
+                write(exp_avgs[at], m)
+                write(exp_avg_sqs[at], v)
+                if max_exp_avg_sqs:
+                    v = mint.maximum(max_exp_avg_sqs[at].astype(dtype), v)
+                    write(max_exp_avg_sqs[at], v)
+                denominator = mint.sqrt(v) / number(root) + number(eps)
+                write(p, x + m * number(factor) / denominator)
+
+    def view_base(self, x: mindspore.Tensor) -> None:
+        """Unknown."""
+        return

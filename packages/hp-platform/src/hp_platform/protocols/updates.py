@@ -1,0 +1,49 @@
+"""What optimizers do to whole lists of tensors, in as few launches as the framework can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from hp_platform.protocols.tensor import Tensor
+
+
+class UpdateOps(Protocol):
+    """Primitives of optimizers. Nothing is recorded; the targets really change on every backend."""
+
+    def adamw_(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        exp_avgs: Sequence[Tensor],
+        exp_avg_sqs: Sequence[Tensor],
+        max_exp_avg_sqs: Sequence[Tensor],
+        *,
+        step: int,
+        lr: float | Tensor,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """AdamW's step number ``step`` (from 1) for each; parameters, moments and (AMSGrad) their maxima change in place.
+
+        All tensors are plain and of one dtype on one device, grads of the shapes of params; ``max_exp_avg_sqs`` is empty
+        without AMSGrad. ``lr`` may be a tensor of one element. With ``g`` the gradient (its negative if ``maximize``)::
+
+            p = p (1 - lr weight_decay);  m = m + (g - m)(1 - beta1);  v = beta2 v + (1 - beta2) g g
+            p = p - lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps)    (AMSGrad: the largest v so far)
+
+        ``fused``: one kernel for all (needs "fused_adamw"); None: where that is quicker, which is on cuda; False: the formula's
+        operations one after the other. On the cpu they give the bits of torch.optim.AdamW(foreach=False), on MindSpore those
+        of numpy in the tensors' dtype (in float32, rounded at the end, for narrower ones).
+        """
+        ...
+
+    def view_base(self, x: Tensor) -> Tensor | None:
+        """The tensor that ``x`` is a view of, which is none itself; None for a tensor with memory of its own, and where the
+        framework does not tell.
+        """
+        ...

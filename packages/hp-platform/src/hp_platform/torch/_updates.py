@@ -1,0 +1,76 @@
+"""Steps of optimizers over lists of tensors, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+
+class TorchUpdateOps:
+    """Implements :class:`hp_platform.protocols.UpdateOps`."""
+
+    def adamw_(
+        self,
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        max_exp_avg_sqs: Tensors,
+        *,
+        step: int,
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        """One step of AdamW."""
+        if not params:
+            return
+        with torch.no_grad():
+            if params[0].is_cuda if fused is None else fused:
+                count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
+                torch._fused_adamw_(
+                    params,
+                    grads,
+                    exp_avgs,
+                    exp_avg_sqs,
+                    max_exp_avg_sqs,
+                    [count] * len(params),
+                    lr=lr,
+                    beta1=beta1,
+                    beta2=beta2,
+                    weight_decay=weight_decay,
+                    eps=eps,
+                    amsgrad=len(max_exp_avg_sqs) > 0,
+                    maximize=maximize,
+                )
+                return
+            if isinstance(lr, torch.Tensor):
+                lr = lr.item()
+            # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list.
+            if maximize:
+                grads = torch._foreach_neg(grads)
+            if weight_decay:
+                torch._foreach_mul_(params, 1 - lr * weight_decay)
+            torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+            torch._foreach_mul_(exp_avg_sqs, beta2)
+            torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+            seconds = exp_avg_sqs
+            if max_exp_avg_sqs:
+                torch._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
+                seconds = max_exp_avg_sqs
+            denominators = torch._foreach_sqrt(seconds)
+            torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
+            torch._foreach_add_(denominators, eps)
+            torch._foreach_addcdiv_(params, exp_avgs, denominators, -(lr / (1 - beta1**step)))
+
+    def view_base(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The base of a view."""
+        return x._base
