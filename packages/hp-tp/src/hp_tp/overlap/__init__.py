@@ -1,9 +1,13 @@
 """Products that run beside the communication of their operands or results.
 
 Read in this order: :mod:`policy` (when), :mod:`side_stream` (where communication runs), :mod:`matrices` (what is multiplied),
-:mod:`gathered` and :mod:`scattered` (how), :mod:`functions` (with gradients).
+:mod:`copies` (peer memory), :mod:`gathered` and :mod:`scattered` (how), :mod:`functions` (with gradients).
 
-[Note: which pieces] Three ways to cut were weighed.
+[Note: which pieces] GPUs of one machine move rows by their copy engines, which takes no processor from a product: a rank multiplies its
+own rows while the others' are pulled into their places; and it multiplies the others' rows first, which are pushed while its own are
+multiplied, last. That is as few products as can be (two of two ranks), and each has long rows.
+
+Elsewhere rows travel by collectives, of which three ways to cut were weighed.
 
 * One collective per chunk of the sequence. For a reduction it is right: a chunk is some rows of every rank's piece, each
   rank's result is filled from the front, and nothing is copied. For a gather it is not: what arrives is in the order of

@@ -13,6 +13,7 @@ from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.transport import Cut
 from hp_platform import get_platform
 from hp_platform.on_platform import once
+from hp_tp.overlap.copies import halves_for
 from hp_tp.overlap.gathered import gather_and_multiply
 from hp_tp.overlap.matrices import Matrices
 from hp_tp.overlap.policy import OverlapPolicy
@@ -57,10 +58,11 @@ def all_gather_matmul(
         )
     if len(cut.sizes) == 1:
         return [platform.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], x
-    if policy.is_plain(_nbytes(x, cut, x.shape[-1])):
+    rows = Matrices.of(tuple(x.shape), cut)
+    if _is_plain(x, x.shape[-1], rows, policy):
         whole = conversions.gather_varying(x, cut, None, used)
         return [platform.linear(whole, w, b) for w, b in zip(weights, biases, strict=True)], whole
-    plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, len(weights), used)
+    plan = _Plan(rows, policy, len(weights), used)
     x, *weights = _as_multiplied([x, *weights])
     biases = [bias if bias is None else platform.cast(bias, x.dtype) for bias in biases]
     factors = [platform.transpose(weight, 0, 1) for weight in weights]
@@ -87,18 +89,26 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, cut: Cut, *, policy: Overla
     _check(x, [weight], cut, sum(cut.sizes), "matmul_reduce_scatter")
     if len(cut.sizes) == 1:
         return platform.linear(x, weight)
-    if policy.is_plain(_nbytes(x, cut, weight.shape[0])):
+    rows = Matrices.of(tuple(x.shape), cut)
+    if _is_plain(x, weight.shape[0], rows, policy):
         return conversions.reduce_scatter(platform.linear(x, weight), cut)
-    plan = _Plan(Matrices.of(tuple(x.shape), cut), policy, 1, None)
+    plan = _Plan(rows, policy, 1, None)
     x, weight = _as_multiplied([x, weight])
     result: Tensor = _functions().Scatter.apply(plan, x, platform.transpose(weight, 0, 1))
     return result
 
 
-def _nbytes(x: Tensor, cut: Cut, features: int) -> int:
-    """Of a whole tensor that lies like ``x``."""
-    rows = math.prod(x.shape[: cut.dim]) * sum(cut.sizes) * math.prod(x.shape[cut.dim + 1 : -1])
-    return rows * features * get_platform().itemsize(x.dtype)
+def _is_plain(x: Tensor, features: int, rows: Matrices, policy: OverlapPolicy) -> bool:
+    """Whether everything runs one after the other: wholes that lie like ``x`` are small for what moves them."""
+    platform = get_platform()
+    dtype = platform.product_dtype(x)
+    nbytes = rows.nbytes(features, dtype)
+    if policy.is_plain(nbytes):
+        return True
+    return (
+        nbytes < policy.min_nbytes
+        and halves_for(dtype, platform.device_of(x), features, rows, policy) is None
+    )
 
 
 def _as_multiplied(xs: list[Tensor]) -> list[Tensor]:

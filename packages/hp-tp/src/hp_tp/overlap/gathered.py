@@ -7,6 +7,8 @@ from typing import Any
 
 from hp_dtensor import transport
 from hp_platform import collectives, get_platform
+from hp_platform.halves import Halves
+from hp_tp.overlap.copies import CopiedGather, halves_for, steps_of
 from hp_tp.overlap.matrices import Matrices
 from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.overlap.side_stream import run_beside
@@ -25,14 +27,16 @@ def gather_and_multiply(
 ) -> tuple[Tensor, list[Tensor]]:
     """The whole ``(outer, all rows, k)`` of the ranks' ``x (outer, own rows, k)``, and its products with the ``factors (k, m)``.
 
-    Not recorded. Communication: one all-gather of the whole's bytes, or its equal in sends; it is cut as the policy says.
+    Not recorded. Communication: one all-gather of the whole's bytes, or its equal in copies or sends; it is cut as the policy says.
     """
     platform = get_platform()
     biases = [None] * len(factors) if biases is None else biases
     device = platform.device_of(x)
-    is_cut = policy.cuts_gather(sum(factor.shape[1] for factor in factors), len(rows.sizes))
-    if not (is_cut and factors and platform.supports("async_collectives", device)):
-        whole = rows.of_communicated(transport.gather(rows.communicated(x), rows.flat_cut))
+    features = sum(factor.shape[1] for factor in factors)
+    halves = halves_for(x.dtype, device, x.shape[-1], rows, policy)
+    is_beside = halves is not None or platform.supports("async_collectives", device)
+    if not (factors and is_beside and policy.cuts_gather(features, len(rows.sizes), halves is not None)):
+        whole = _gathered(x, rows, halves)
         return whole, [_product(whole, factor, bias) for factor, bias in zip(factors, biases, strict=True)]
     products = [
         platform.empty((rows.outer, rows.total, factor.shape[1]), x.dtype, device) for factor in factors
@@ -44,12 +48,21 @@ def gather_and_multiply(
             platform.matmul_into(platform.narrow(product, 1, start, length), part, factor, bias)
 
     own = rows.cut.index
-    arrivals = _start(x, rows, policy)
+    arrivals = _start(x, rows, policy) if halves is None else _start_copies(x, rows, policy, halves)
     multiply(x, 0, rows.starts[own], rows.sizes[own])
     for whole, coordinates in arrivals():
-        for start, length in _ranges(rows, coordinates):
+        for start, length in rows.ranges(coordinates):
             multiply(whole, start, start, length)
     return whole, products
+
+
+def _gathered(x: Tensor, rows: Matrices, halves: Halves | None) -> Tensor:
+    """With nothing beside."""
+    if halves is None:
+        return rows.of_communicated(transport.gather(rows.communicated(x), rows.flat_cut))
+    gather = CopiedGather(x, rows, halves, steps_of(rows, rows.outer * rows.total))
+    gather.wait()
+    return gather.whole
 
 
 def _product(x: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
@@ -59,18 +72,6 @@ def _product(x: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
     return platform.linear(x, platform.transpose(factor, 0, 1), bias)
 
 
-def _ranges(rows: Matrices, coordinates: Sequence[int]) -> list[tuple[int, int]]:
-    """Start and length of the rows of these ranks, neighbours together."""
-    found: list[tuple[int, int]] = []
-    for coordinate in sorted(coordinates):
-        start, length = rows.starts[coordinate], rows.sizes[coordinate]
-        if found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + length)
-        elif length:
-            found.append((start, length))
-    return found
-
-
 def _start(x: Tensor, rows: Matrices, policy: OverlapPolicy) -> Callable[[], Arrivals]:
     """Launch the communication; what it gives waits for its steps."""
     if policy.gather_by == "sends" and rows.outer == 1:
@@ -78,6 +79,20 @@ def _start(x: Tensor, rows: Matrices, policy: OverlapPolicy) -> Callable[[], Arr
     if rows.flat_cut.is_even:
         return _start_all_gather(x, rows)
     return _start_any_gather(x, rows)
+
+
+def _start_copies(x: Tensor, rows: Matrices, policy: OverlapPolicy, halves: Halves) -> Callable[[], Arrivals]:
+    """The other ranks' pieces come into their places one by one, or some together where they are short."""
+    steps = steps_of(rows, policy.rows_per_product)
+    gather = CopiedGather(x, rows, halves, steps)
+
+    def arrivals() -> Arrivals:
+        for number, coordinates in enumerate(steps):
+            gather.wait_step(number)
+            yield gather.whole, coordinates
+        gather.wait()
+
+    return arrivals
 
 
 def _others(rows: Matrices) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,6 +63,17 @@ class Matrices:
         """How the rows of ``(rows, features)``, or of ``(outer, rows, features)``, are dealt: the collectives copy less with dim 0."""
         cut = self.cut
         return Cut(cut.group, cut.positions, cut.index, 0 if self.outer == 1 else 1, self.sizes)
+
+    def ranges(self, coordinates: Sequence[int]) -> list[tuple[int, int]]:
+        """Start and length of the rows of these ranks, neighbours together."""
+        found: list[tuple[int, int]] = []
+        for coordinate in sorted(coordinates):
+            start, length = self.starts[coordinate], self.sizes[coordinate]
+            if found and sum(found[-1]) == start:
+                found[-1] = (found[-1][0], found[-1][1] + length)
+            elif length:
+                found.append((start, length))
+        return found
 
     def flat(self, x: Tensor) -> Tensor:
         """``(outer, rows, features)``, contiguous."""

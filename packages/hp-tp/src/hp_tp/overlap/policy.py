@@ -13,10 +13,23 @@ class OverlapPolicy:
     """From which size on products are cut, and how. Equal on all ranks, since it decides what they launch.
 
     What runs beside something else costs the host more, for launches and for what orders them, and a product that is cut fills
-    a device less well. So below ``min_nbytes`` everything is the plain program: one collective and one product, in order.
+    a device less well. So below ``min_copied_nbytes`` (with copies) or ``min_nbytes`` everything is the plain program: one
+    collective and one product, in order.
 
     ValueError for sizes below 0, less than one chunk, and another ``gather_by``.
     """
+
+    min_copied_nbytes: int = 16 * MIB
+    """Where the ranks reach each other's memory (GPUs of one machine), their copy engines move the rows of wholes of at least so many
+    bytes, see :mod:`hp_tp.overlap.copies`."""
+    copied_features_per_peer: int = 1024
+    """As ``features_per_peer``, for a gather by copies."""
+    rows_per_product: int = 1024
+    """Beside copies the other ranks' rows are multiplied in several products, of at least so many rows: a shorter one does not fill a
+    device."""
+    max_peer_nbytes: int = 512 * MIB
+    """What is larger in peer memory, which holds the largest whole that ever travelled twice, goes by collectives. That memory hangs on
+    the group: all layers and models that are parallel over it share it, and ending the group gives it back."""
 
     min_nbytes: int = 32 * MIB
     """Bytes of the whole gathered input, or of one rank's whole summand of a result, from which on anything runs beside anything.
@@ -37,7 +50,16 @@ class OverlapPolicy:
     [Note: which pieces] in :mod:`hp_tp.overlap`."""
 
     def __post_init__(self) -> None:
-        least = {"min_nbytes": 0, "features_per_peer": 0, "chunk_nbytes": 0, "max_chunks": 1}
+        least = {
+            "min_copied_nbytes": 0,
+            "copied_features_per_peer": 0,
+            "rows_per_product": 1,
+            "max_peer_nbytes": 0,
+            "min_nbytes": 0,
+            "features_per_peer": 0,
+            "chunk_nbytes": 0,
+            "max_chunks": 1,
+        }
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"OverlapPolicy: {name} is {bound} or more, got {getattr(self, name)}")
@@ -45,15 +67,20 @@ class OverlapPolicy:
             raise ValueError(f"gather_by is 'collective' or 'sends', got {self.gather_by!r}")
 
     def is_plain(self, nbytes: int) -> bool:
-        """Whether a layer that communicates so much runs one after the other."""
-        return nbytes < self.min_nbytes
+        """Whether a layer that communicates so much runs one after the other, whatever the ranks' devices can do."""
+        return nbytes < min(self.min_nbytes, self.min_copied_nbytes)
 
-    def cuts_gather(self, features: int, num_ranks: int) -> bool:
+    def copies(self, nbytes: int) -> bool:
+        """Whether so much is moved by copies, where the ranks reach each other's memory."""
+        return self.gather_by == "collective" and nbytes >= self.min_copied_nbytes
+
+    def cuts_gather(self, features: int, num_ranks: int, by_copies: bool) -> bool:
         """Whether a product with ``features`` is cut, so that it runs beside the gather of its input.
 
         Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, features do not count.
         """
-        return self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
+        per_peer = self.copied_features_per_peer if by_copies else self.features_per_peer
+        return self.gather_by == "sends" or features >= per_peer * (num_ranks - 1)
 
     def num_chunks(self, nbytes: int) -> int:
         """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""

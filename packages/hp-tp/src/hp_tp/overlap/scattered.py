@@ -8,6 +8,7 @@ from typing import Any
 from hp_dtensor import transport
 from hp_dtensor.chunk import chunk_offset, chunk_size
 from hp_platform import collectives, get_platform
+from hp_tp.overlap.copies import CopiedExchange, halves_for, steps_of
 from hp_tp.overlap.matrices import Matrices
 from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.overlap.side_stream import Task, run_beside
@@ -27,13 +28,27 @@ def multiply_and_scatter(
     """The own rows ``(outer, own rows, m)`` of the ranks' sum of ``sum(x (outer, all rows, k) @ factor (k, m)) + summand``.
 
     Not recorded. What is returned waits for it: with ``has_work_beside`` the caller has something to compute before, and
-    nothing is cut. Communication: one reduce-scatter of the summand's bytes, in as many launches as the policy says.
+    nothing is cut. Communication: one reduce-scatter of the summand's bytes, or its equal in copies, in as many launches as the policy
+    says.
     """
     platform = get_platform()
+    like = xs[0] if xs else summand
+    features = factors[0].shape[1] if xs else summand.shape[-1]
+    halves = halves_for(like.dtype, platform.device_of(like), features, rows, policy)
+    if halves is not None:
+        exchange = CopiedExchange(rows, features, like.dtype, platform.device_of(like), halves)
+        if has_work_beside or not xs:
+            return _sent_at_once(_total(xs, factors, summand), exchange, rows)
+        return _sent_while_multiplied(xs, factors, summand, exchange, rows, policy)
     if xs and rows.flat_cut.is_even and not has_work_beside:
         num_chunks = _num_chunks(xs[0], factors[0].shape[1], rows, policy)
         if num_chunks > 1:
             return _in_chunks(xs, factors, rows, num_chunks, summand)
+    return _reduce(_total(xs, factors, summand), rows)
+
+
+def _total(xs: Sequence[Tensor], factors: Sequence[Tensor], summand: Tensor | None) -> Tensor:
+    platform = get_platform()
     total = summand
     for x, factor in zip(xs, factors, strict=True):
         # The first product of our own is ours to write to; a given summand belongs to the caller.
@@ -42,7 +57,46 @@ def multiply_and_scatter(
             total = product if total is None else platform.add_(product, total)
         else:
             platform.matmul_into(total, x, factor, total)
-    return _reduce(total, rows)
+    return total
+
+
+def _sent_at_once(total: Tensor, exchange: CopiedExchange, rows: Matrices) -> Callable[[], Tensor]:
+    (others,) = steps_of(rows, rows.outer * rows.total)
+    exchange.send(total, 0, [*others, rows.cut.index])
+    exchange.meet()
+    return exchange.add_up(is_beside=True)
+
+
+def _sent_while_multiplied(
+    xs: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    summand: Tensor | None,
+    exchange: CopiedExchange,
+    rows: Matrices,
+    policy: OverlapPolicy,
+) -> Callable[[], Tensor]:
+    """The products for the other ranks come first, so that they are on their way while the own one, the last, is computed."""
+    platform, own = get_platform(), rows.cut.index
+
+    def multiply(out: Tensor, start: int, length: int) -> None:
+        out = rows.communicated(out)  # of one matrix a plain one
+        added = None if summand is None else rows.communicated(platform.narrow(summand, 1, start, length))
+        for x, factor in zip(xs, factors, strict=True):
+            part = rows.communicated(platform.narrow(x, 1, start, length))
+            platform.matmul_into(out, part, factor, added)
+            added = out
+
+    kind = {"dtype": xs[0].dtype, "device": platform.device_of(xs[0])}
+    for coordinates in steps_of(rows, policy.rows_per_product):
+        for start, length in rows.ranges(coordinates):
+            product = platform.empty((rows.outer, length, factors[0].shape[1]), **kind)
+            multiply(product, start, length)
+            those = [each for each in coordinates if start <= rows.starts[each] < start + length]
+            exchange.send(product, start, those)
+    exchange.meet()
+    if rows.sizes[own]:
+        multiply(exchange.own, rows.starts[own], rows.sizes[own])
+    return exchange.add_up(is_beside=False)
 
 
 def _num_chunks(x: Tensor, features: int, rows: Matrices, policy: OverlapPolicy) -> int:

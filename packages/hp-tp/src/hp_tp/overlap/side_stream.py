@@ -61,6 +61,39 @@ def run_beside(device_name: str, start: Callable[[bool], Any], held: Any) -> Tas
     return Task(device, done, None, held)
 
 
+class SideQueue:
+    """The side stream, for several steps of which some wait for what is computed in between.
+
+    Where a device has no streams, every step is done when it is queued.
+    """
+
+    __slots__ = ("_device", "_side")
+
+    def __init__(self, device_name: str) -> None:
+        platform = get_platform()
+        self._device = platform.device(device_name)
+        self._side = _side_stream(self._device) if platform.supports("streams", device_name) else None
+
+    def run(self, step: Callable[[], None], *, is_behind: bool = True) -> None:
+        """Queue ``step``; with ``is_behind`` it also waits for what the current stream holds now."""
+        if self._side is None:
+            step()
+            return
+        if is_behind:
+            self._side.wait_stream(self._device.current_stream())
+        with self._device.use_stream(self._side):
+            step()
+
+    def mark(self) -> Any:
+        """The present end of the queue, for :meth:`wait`."""
+        return None if self._side is None else self._side.record_event()
+
+    def wait(self, mark: Any) -> None:
+        """Let later work of the current stream come after the mark; the host goes on."""
+        if mark is not None:
+            self._device.current_stream().wait_event(mark)
+
+
 def _side_stream(device: Any) -> Any:
     streams = _side_streams()
     name = device.current()
