@@ -7,7 +7,7 @@ the frameworks, in the adapters, add how their functions are caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor import creation
@@ -76,6 +76,15 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
     def from_local_with_layout(cls, local_tensor: Tensor, layout: Layout) -> Any:
         """:meth:`from_local` for evenly cut tensors: the global shape follows from this rank's, so there is no communication."""
         return cls.from_local(local_tensor, layout, shape=layout.get_global_shape(tuple(local_tensor.shape)))
+
+    def __hp_local__(self) -> Tensor:
+        """See :class:`hp_platform.protocols.local_wrapper.LocalWrapper`."""
+        return self._local
+
+    def __hp_rewrap__(self) -> Callable[[Tensor], Any]:
+        """See :class:`hp_platform.protocols.local_wrapper.LocalWrapper`."""
+        wrap, spec = type(self)._wrap, self._spec
+        return lambda local: wrap(local, spec)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """This rank's piece: the very tensor, with its graph. No communication.

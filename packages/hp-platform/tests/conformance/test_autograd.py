@@ -270,6 +270,45 @@ def test_what_is_before_a_function_that_gives_no_gradient_is_walked_or_that_is_t
     assert walked == ([] if lacks("undefined_gradients") else [None])
 
 
+def test_whether_a_graph_is_walked_now_is_known(platform, leaf):
+    seen = []
+    x = leaf([1.0])
+    y = x * 2
+    platform.register_tensor_hook(y, lambda grad: seen.append(platform.is_in_backward()))
+    assert platform.is_in_backward() is False
+    platform.backward([platform.sum(y)])
+    assert seen == [True]
+    assert platform.is_in_backward() is False
+
+
+def test_the_frameworks_own_casts_are_brought_back(platform, make):
+    as_now = platform.autocast_state()
+    x = make([[1.0]])
+    with as_now():
+        assert platform.matmul(x, x).dtype == x.dtype
+
+
+def test_operations_are_done_by_who_watches(platform, device, make, equal, lacks):
+    if lacks("operation_dispatch"):
+        with pytest.raises(NotImplementedError, match="operations below autograd"):
+            platform.watch_operations(lambda operation, args, kwargs: None)
+        return
+    seen = []
+
+    def twice(operation, args, kwargs):
+        seen.append(str(operation))
+        return operation(*args, **kwargs) * 2  # is not watched itself
+
+    x = make([3.0])
+    with platform.watch_operations(twice):
+        y = platform.exp(x * 0)
+    assert len(seen) == 2
+    assert "exp" in seen[1]
+    equal(y, [2.0])
+    platform.exp(x)
+    assert len(seen) == 2
+
+
 def test_a_callback_outside_of_a_backward_is_refused(platform):
     with pytest.raises(RuntimeError, match="outside of a backward"):
         platform.queue_backward_callback(lambda: None)

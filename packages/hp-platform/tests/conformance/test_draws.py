@@ -7,6 +7,7 @@ import pytest
 
 from hp_platform.draws import Distribution, Region
 from hp_platform.draws.host_arrays import draw_on_host
+from hp_platform.random_stream import default_random_stream
 
 DISTRIBUTIONS = {
     "words": Distribution.words(),
@@ -126,4 +127,8 @@ def test_draws_on_meta_have_no_values(platform, device):
 
 
 def test_a_forward_for_the_first_time_is_no_recomputation(platform, device):
+    assert platform.is_recomputing() is False
+    stream = default_random_stream()
+    with stream.at(stream.get_state()):
+        assert platform.is_recomputing() is True
     assert platform.is_recomputing() is False

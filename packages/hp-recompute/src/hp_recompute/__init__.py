@@ -1,8 +1,20 @@
-"""Activation checkpointing and swap.
+"""Activation checkpointing and swap: less memory for what backward needs, for more time.
 
-There is no code in this package yet: it holds its name and version until the release that brings it.
+Read :mod:`checkpointing` first: what is computed again. Importing this package imports no framework.
 """
 
-from hp_recompute.__about__ import __version__
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__"]
+from hp_platform.lazy import attach
+from hp_recompute.__about__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from hp_recompute.checkpointing.calls import checkpoint as checkpoint
+    from hp_recompute.checkpointing.errors import CheckpointError as CheckpointError
+
+_WHERE = {
+    "CheckpointError": "checkpointing.errors",
+    "checkpoint": "checkpointing.calls",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

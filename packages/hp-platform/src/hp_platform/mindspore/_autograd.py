@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import mindspore
@@ -216,6 +216,25 @@ class MindSporeAutogradOps:
                 "queue_backward_callback was called outside of a backward; call it from a hook or Function.backward"
             ) from error
 
+    def is_in_backward(self) -> bool:
+        """Whether callbacks are taken."""
+        try:
+            executor.queue_backward_final_callback(_nothing)
+        except RuntimeError:
+            return False
+        return True
+
+    def autocast_state(self) -> Callable[[], AbstractContextManager[Any]]:
+        """MindSpore's casts belong to modules."""
+        return nullcontext
+
+    def watch_operations(self, run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
+        """MindSpore has no such thing below autograd."""
+        raise NotImplementedError(
+            f"watch_operations on mindspore {mindspore.__version__}: operations below autograd cannot be watched; ask "
+            'supports("operation_dispatch") first'
+        )
+
     def version(self, x: mindspore.Tensor) -> int:
         """Always 0."""
         return 0
@@ -228,6 +247,10 @@ class MindSporeAutogradOps:
         """Writes inside do not count."""
         context: AbstractContextManager[Any] = _private.preserve_version(xs)
         return context
+
+
+def _nothing() -> None:
+    """A callback that only asks whether callbacks are taken."""
 
 
 def _inner(tensors: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:

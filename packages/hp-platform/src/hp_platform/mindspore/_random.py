@@ -15,6 +15,7 @@ from hp_platform.mindspore._dtypes import NAME_OF, resolve
 from hp_platform.mindspore._recording import no_grad
 from hp_platform.mindspore._write import exact_number
 from hp_platform.philox import LANES, block_range, words_of_blocks
+from hp_platform.random_stream import default_random_stream
 from hp_platform.uniform import uniform
 
 
@@ -117,8 +118,8 @@ class MindSporeRandomOps:
         return result
 
     def is_recomputing(self) -> bool:
-        """MindSpore does not tell."""
-        return False
+        """Whether the library's stream draws again."""
+        return default_random_stream().is_replaying
 
 
 def _words(seed: int, stream: int, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

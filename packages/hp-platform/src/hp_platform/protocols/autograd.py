@@ -96,6 +96,20 @@ class AutogradOps(Protocol):
         """Run ``callback`` when the backward that is running now has finished. RuntimeError outside of a backward."""
         ...
 
+    def is_in_backward(self) -> bool:
+        """Whether a graph is being walked now, by this thread: whether :meth:`queue_backward_callback` may be called."""
+        ...
+
+    def autocast_state(self) -> Callable[[], AbstractContextManager[None]]:
+        """How the framework casts by itself now (``torch.autocast``): a function that makes contexts in which it casts likewise."""
+        ...
+
+    def watch_operations(self, run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[None]:
+        """Every operation below autograd is done by ``run(operation, args, kwargs)``, which calls ``operation(*args, **kwargs)`` or gives
+        another result; ``str(operation)`` names it. Inside of ``run`` nothing is watched. Needs ``supports("operation_dispatch")``.
+        """
+        ...
+
     def saved_tensors_hooks(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
     ) -> AbstractContextManager[None]:

@@ -76,8 +76,9 @@ class RandomOps(Protocol):
         ...
 
     def is_recomputing(self) -> bool:
-        """Whether the framework's own checkpointing runs a forward for the second time now, as far as that can be seen.
+        """Whether a forward runs for the second time now, as far as that can be seen.
 
-        torch: inside of ``torch.utils.checkpoint`` with ``use_reentrant=False``. MindSpore: never.
+        Inside of :func:`hp_recompute.checkpoint`, which sets the default stream back; torch: also inside of ``torch.utils.checkpoint``
+        with ``use_reentrant=False``.
         """
         ...

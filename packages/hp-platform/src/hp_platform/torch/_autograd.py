@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hp_platform.protocols.nn import HookHandle
 
@@ -119,6 +120,25 @@ class TorchAutogradOps:
             )
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
+    def is_in_backward(self) -> bool:
+        """Whether this thread walks a graph."""
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def autocast_state(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Of the cpu and of the machine's accelerator."""
+        kinds = {"cpu"}
+        if torch.accelerator.is_available():
+            kinds.add(torch.accelerator.current_accelerator().type)
+        states = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in sorted(kinds)
+        ]
+        caches = torch.is_autocast_cache_enabled()
+        return lambda: _casting(states, caches)
+
+    def watch_operations(self, run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
+        """By a dispatch mode."""
+        return _Watch(run)
+
     def version(self, x: torch.Tensor) -> int:
         """Number of in-place writes."""
         return x._version
@@ -130,6 +150,25 @@ class TorchAutogradOps:
     def preserve_version(self, xs: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""
         return torch.autograd._unsafe_preserve_version_counter(tuple(xs))
+
+
+class _Watch(TorchDispatchMode):
+    """Hands every operation to a function."""
+
+    def __init__(self, run: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._run(func, args, kwargs or {})
+
+
+@contextmanager
+def _casting(states: Sequence[tuple[str, torch.dtype, bool]], caches: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind, dtype, is_enabled in states:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_enabled, cache_enabled=caches))
+        yield
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 
 from hp_platform.draws import Distribution, Region
 from hp_platform.philox import LANES, block_range, words_of_blocks
+from hp_platform.random_stream import default_random_stream
 from hp_platform.torch._draws import draw_on_cpu, draw_on_device
 from hp_platform.torch.device import TorchDevice
 from hp_platform.uniform import uniform
@@ -94,7 +95,9 @@ class TorchRandomOps:
         return masked
 
     def is_recomputing(self) -> bool:
-        """Whether checkpointing has put its hooks for recomputation in place."""
+        """Whether the library's stream draws again, or torch's checkpointing has put its hooks for recomputation in place."""
+        if default_random_stream().is_replaying:
+            return True
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         return hooks is not None and hooks[0].__qualname__.startswith("_recomputation_hook.")
 

@@ -1,0 +1,89 @@
+"""Whether the second run of a function does what the first did: by the tensors that it saves, or operation by operation."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from hp_platform.platform import Platform, require
+from hp_platform.protocols.tensor import Tensor
+from hp_recompute.checkpointing.errors import CheckpointError
+
+CHECKS = ("default", "operations", "none")
+
+
+class Agreement:
+    """Notes the first run, and compares the second.
+
+    ``"default"``: shapes and dtypes of saved tensors. ``"operations"``: also the names of all operations below autograd, and the shapes
+    and dtypes of the tensors that they are given, which costs the host several times the operation's own. ``"none"``: nothing.
+    """
+
+    def __init__(self, platform: Platform, check: str) -> None:
+        if check not in CHECKS:
+            raise ValueError(f"determinism_check={check!r}: give one of {', '.join(map(repr, CHECKS))}")
+        if check == "operations":
+            require(platform, "operation_dispatch", what='determinism_check="operations"')
+        self.platform = platform
+        self._check = check
+        self._saved: list[tuple[Any, Any]] = []
+        self._operations: list[str] = []
+
+    def first_run(self) -> AbstractContextManager[Any]:
+        """Around it."""
+        if self._check != "operations":
+            return nullcontext()
+        return self.platform.watch_operations(self._note)
+
+    def second_run(self) -> AbstractContextManager[Any]:
+        """Around it. CheckpointError inside, at the first operation that differs."""
+        if self._check != "operations":
+            return nullcontext()
+        return self.platform.watch_operations(_Comparison(self.platform, self._operations))
+
+    def saves(self, x: Tensor) -> None:
+        """In the first run."""
+        if self._check != "none":
+            self._saved.append((x.shape, x.dtype))
+
+    def saves_again(self, index: int, x: Tensor) -> None:
+        """CheckpointError if it is not like the one before; more than before are told at the end of the run."""
+        if self._check == "none" or index >= len(self._saved):
+            return
+        shape, dtype = self._saved[index]
+        if x.shape != shape or x.dtype != dtype:
+            name = self.platform.dtype_name
+            raise CheckpointError(
+                f"saved tensor {index} of a checkpointed function is {name(x.dtype)} of shape {tuple(x.shape)} in its second run "
+                f"and was {name(dtype)} of shape {tuple(shape)} in the first: it must do the same both times; "
+                'determinism_check="operations" finds the first operation that differs'
+            )
+
+    def _note(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        self._operations.append(_described(self.platform, operation, args))
+        return operation(*args, **kwargs)
+
+
+class _Comparison:
+    """Of operations with those of the first run."""
+
+    def __init__(self, platform: Platform, expected: list[str]) -> None:
+        self.platform = platform
+        self._expected = expected
+        self._number = 0
+
+    def __call__(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        number, self._number = self._number, self._number + 1
+        found = _described(self.platform, operation, args)
+        expected = self._expected[number] if number < len(self._expected) else "nothing: it had ended"
+        if found != expected:
+            raise CheckpointError(
+                f"operation {number} of a checkpointed function is {found} in its second run, and in the first it was {expected}: it "
+                "must do the same both times"
+            )
+        return operation(*args, **kwargs)
+
+
+def _described(platform: Platform, operation: Any, args: Any) -> str:
+    shown = [f"{platform.dtype_name(x.dtype)}{list(x.shape)}" for x in args if platform.is_tensor(x)]
+    return f"{operation}({', '.join(shown)})"

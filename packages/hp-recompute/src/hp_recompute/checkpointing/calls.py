@@ -1,0 +1,61 @@
+"""``checkpoint(function, *args)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hp_platform.platform import get_platform
+from hp_recompute.checkpointing.region import Contexts, Options, Region
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    preserve_rng_state: bool = True,
+    early_stop: bool = True,
+    determinism_check: str = "default",
+    context_fn: Callable[[], Contexts] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """``function(*args, **kwargs)``, of which backward keeps the arguments only, and computes the rest again when it needs it.
+
+    Activation checkpointing (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, arXiv:1604.06174): memory for time, at
+    most one more forward of the function. Outputs, gradients and random numbers are those of the plain call, to the bit, if the
+    function is deterministic.
+
+    Args:
+        function: any callable. It must do the same when called again with the same arguments; what it prints or counts happens
+            twice. It may call ``checkpoint`` itself, hold FSDP units and parallelised layers, and be compiled inside.
+        args, kwargs: its arguments. Tensors in nested lists, tuples, dicts and dataclasses are kept by autograd, so writing to one
+            before backward is an error; DTensors are taken, too.
+        preserve_rng_state: whether the second run draws the numbers of the first (dropout): the framework's generators of the cpu and
+            of the arguments' devices, and the library's default stream. Reading them costs some 10 us; False saves that where
+            nothing is drawn from the framework's generators.
+        early_stop: whether the second run ends when all is there that backward needs.
+        determinism_check: ``"default"`` compares shapes and dtypes of what is saved, ``"operations"`` all operations of both runs (slow;
+            needs ``operation_dispatch``), ``"none"`` nothing.
+        context_fn: gives two context managers, for the first and for the second run.
+
+    Without recording (no_grad) it is the plain call. A backward of a backward works, and each backward through a retained graph runs
+    the function again. Communication: what ``function`` communicates in forward happens again in backward, on all ranks alike.
+
+    Raises :class:`hp_recompute.CheckpointError` if the second run does something else; ValueError for wrong options.
+    """
+    if not callable(function):
+        raise ValueError(
+            f"checkpoint takes a callable and its arguments, got {type(function).__name__}: checkpoint(block, x), not "
+            "checkpoint(block(x))"
+        )
+    options = Options(preserve_rng_state, early_stop, determinism_check, context_fn)
+    return checkpointed(function, args, kwargs, options)
+
+
+def checkpointed(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Any:
+    """The call with options that were checked."""
+    platform = get_platform()
+    if not platform.is_grad_enabled():
+        return function(*args, **kwargs)
+    return Region(platform, function, (args, kwargs), options).first_run(args, kwargs)

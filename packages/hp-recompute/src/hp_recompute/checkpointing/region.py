@@ -1,0 +1,164 @@
+"""One call whose intermediate results are computed again in backward instead of being kept.
+
+[Note: handles] During the first run autograd hands every tensor that it would save to :meth:`Region.pack`, and keeps the handle that it
+gets instead. Backward asks for the tensor behind a handle; the first such question runs the function again on the same
+arguments, and notes what is saved this time, by its place in the order. So no module or tensor is treated in a special way,
+calls nest, and any part of the graph can go backward in any order, any number of times.
+
+[Note: early stop] The second run ends, by an exception, as soon as everything that is still wanted is there: what comes after the last
+saved tensor is not computed again. What is wanted are the handles that live: of a graph of which a part is gone the rest.
+
+[Note: once asked, gone] A value goes to who asks and is forgotten; what nobody asked for is forgotten when the backward ends. Another
+backward through a retained graph computes again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+from hp_recompute.checkpointing.agreement import Agreement
+from hp_recompute.checkpointing.errors import CheckpointError
+from hp_recompute.checkpointing.inputs import KeptInputs
+from hp_recompute.checkpointing.surroundings import Surroundings
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a call is checkpointed; see :func:`hp_recompute.checkpoint`."""
+
+    keeps_random: bool = True
+    early_stop: bool = True
+    determinism_check: str = "default"
+    context_fn: Callable[[], Contexts] | None = None
+
+
+class _Handle:
+    """What autograd keeps in the place of a tensor."""
+
+    __slots__ = ("__weakref__", "index", "region")
+
+    def __init__(self, region: Region, index: int) -> None:
+        self.region, self.index = region, index
+
+
+class _Stop(Exception):
+    """Everything that was wanted is there; see [Note: early stop]."""
+
+    def __init__(self, run: _SecondRun) -> None:
+        super().__init__()
+        self.run = run
+
+
+class Region:
+    """See [Note: handles]."""
+
+    def __init__(
+        self, platform: Platform, function: Callable[..., Any], arguments: tuple[Any, Any], options: Options
+    ) -> None:
+        self.platform = platform
+        self.function = function
+        self.options = options
+        self.inputs = KeptInputs(platform, arguments)
+        self.surroundings = Surroundings(
+            platform, sorted(self.inputs.devices), keeps_random=options.keeps_random
+        )
+        self.agreement = Agreement(platform, options.determinism_check)
+        self.handles: list[weakref.ref[_Handle]] = []
+        self._values: dict[int, Tensor] = {}
+        self._forward_context, self._again_context = (
+            options.context_fn() if options.context_fn is not None else (None, None)
+        )
+
+    def first_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result."""
+        with ExitStack() as stack:
+            stack.enter_context(self.platform.saved_tensors_hooks(self.pack, self.unpack))
+            stack.enter_context(self.agreement.first_run())
+            if self._forward_context is not None:
+                stack.enter_context(self._forward_context)
+            return self.function(*args, **kwargs)
+
+    def pack(self, x: Tensor) -> _Handle:
+        """What is kept instead of ``x``."""
+        handle = _Handle(self, len(self.handles))
+        self.handles.append(weakref.ref(handle))
+        self.agreement.saves(x)
+        return handle
+
+    def unpack(self, handle: _Handle) -> Tensor:
+        """What stands behind a handle."""
+        if handle.index not in self._values:
+            self._run_again()
+        return self._values.pop(handle.index)
+
+    def _run_again(self) -> None:
+        platform = self.platform
+        args, kwargs = self.inputs.again()
+        run = _SecondRun(self)
+        with ExitStack() as stack:
+            stack.enter_context(self.surroundings.restored())
+            stack.enter_context(platform.enable_grad())
+            stack.enter_context(platform.saved_tensors_hooks(run.pack, run.unpack))
+            stack.enter_context(self.agreement.second_run())
+            if self._again_context is not None:
+                stack.enter_context(self._again_context)
+            try:
+                self.function(*args, **kwargs)
+            except _Stop as stop:
+                if stop.run is not run:  # of a call around this one
+                    raise
+        run.check()
+        if not self._values and platform.is_in_backward():
+            platform.queue_backward_callback(self._values.clear)
+        self._values.update(run.values)
+
+
+class _SecondRun:
+    """What autograd saves while the function runs again."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.values: dict[int, Tensor] = {}
+        self._num_saved = 0
+        self._wanted = {index for index, handle in enumerate(region.handles) if handle() is not None}
+        self._num_missing = len(self._wanted)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Notes ``x``. The graph of this run keeps it too: the function may go backward inside of itself."""
+        index, self._num_saved = self._num_saved, self._num_saved + 1
+        kept = self.region.platform.detach(x)
+        self.region.agreement.saves_again(index, x)
+        if index in self._wanted:
+            self.values[index] = kept
+            self._num_missing = self._num_missing - 1
+            if self._num_missing == 0 and self.region.options.early_stop:
+                raise _Stop(self)
+        return kept
+
+    def unpack(self, kept: Tensor) -> Tensor:
+        """The graph of this run."""
+        return kept
+
+    def check(self) -> None:
+        """That everything came."""
+        num_first = len(self.region.handles)
+        if self._num_missing or (not self.region.options.early_stop and self._num_saved != num_first):
+            raise CheckpointError(
+                f"the second run of {name_of(self.region.function)} saved {self._num_saved} tensors for backward, and the first "
+                f"{num_first}: it must do the same both times. What it decides by must not change between forward and backward "
+                "(counters, caches, data-dependent branches, modules that train one time and not the other); "
+                'determinism_check="operations" finds the first operation that differs'
+            )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """For messages."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
