@@ -5,6 +5,8 @@ per set of mesh dims, while the local tensor is the same object at the same vers
 other memory under it, which no version counts). It is not made where no gradient is recorded. Its own backward drops it:
 kept over steps, all reductions of weights would run at the very end of backward and overlap would be lost. The mark knows
 its keeper weakly, so that nothing lives in a cycle.
+
+Styles of hp_tp keep what they make of plain tensors by rules of their own: see [Note: two keepers] in ``hp_tp.styles.shared``.
 """
 
 from __future__ import annotations

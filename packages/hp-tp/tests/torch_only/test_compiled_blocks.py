@@ -14,7 +14,8 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from hp_dtensor import DTensor, Shard
+from hp_dtensor import DTensor, Replicate, Shard
+from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, compile_block, parallelize_module
 
@@ -110,6 +111,44 @@ def test_a_compiled_layer_is_one_graph_with_the_textbooks_collectives(world: Wor
 def test_layers_compiled_by_inductor_give_the_numbers_of_one_process(world: World) -> None:
     for sequence in (False, True):
         check_compiled(world, sequence)
+
+
+@distributed(world_size=4, backends=("torch",))
+def test_layers_on_two_meshes_in_one_graph_gather_one_tensor_each_for_its_own(world: World) -> None:
+    """The same piece is one of two columns of ranks, and one of two rows."""
+    mesh = init_device_mesh(world.device_type, (2, 2), mesh_dim_names=("rows", "columns"))
+    for layout in (Shard(0), Replicate()):
+        graphs, model = Graphs(), torch.nn.ModuleDict()
+        for name in ("rows", "columns"):
+            torch.manual_seed(0)
+            layer = torch.nn.Linear(4, 6, dtype=torch.float64)
+            model[name] = parallelize_module(layer, mesh[name], ColwiseParallel(input_layouts=layout))
+
+        class Both(torch.nn.Module):
+            def __init__(self, layers: Any) -> None:
+                super().__init__()
+                self.layers = layers
+
+            def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return self.layers["rows"](x), self.layers["columns"](x)
+
+        both = Both(model)
+        x = (torch.arange(8.0, dtype=torch.float64).reshape(2, 4) + 10 * world.rank).requires_grad_()
+        expected = both(x)
+        (expected_grad,) = torch.autograd.grad(sum(y.sum() for y in expected), x)
+        compile_block(both, backend=graphs.backend())
+        found = both(x)
+        (found_grad,) = torch.autograd.grad(sum(y.sum() for y in found), x)
+        for y, z in zip((*found, found_grad), (*expected, expected_grad), strict=True):
+            torch.testing.assert_close(y, z)
+        kinds = (
+            ("all_gather_into_tensor", "reduce_scatter_tensor")
+            if layout == Shard(0)
+            else (None, "all_reduce")
+        )
+        assert [dict(graph) for graph in (*graphs.forward, *graphs.backward)] == [
+            {} if kind is None else {kind: 2} for kind in kinds
+        ]
 
 
 @distributed(world_size=2, backends=("torch", "cuda"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,44 @@ def test_layers_that_gather_the_input_of_a_checkpoint_are_recomputed(world: Worl
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, **tolerance(world))
+
+
+def bytes_of_wholes(shape: tuple[int, ...]) -> int:
+    """Of all living tensors of this shape, each memory once."""
+    gc.collect()
+    # Looking for a class asks some objects of torch for what they warn of.
+    found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x) is torch.Tensor]
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found if x.shape == shape
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@distributed(world_size=2, backends=BACKENDS)
+def test_layers_that_are_recomputed_leave_no_gathered_inputs_behind(world: World, overlap: str) -> None:
+    """Of four layers that gather their inputs at once, one whole input is there at a time: after forward, and while it runs backward."""
+    piece = piece_and_gradient(world)[0]
+    layers = [styled(world, OVERLAPS[overlap]) for _ in range(4)]
+    shape = (piece.shape[0], piece.shape[1] * world.size, piece.shape[2])
+    nbytes = math.prod(shape) * piece.element_size()
+    seen: list[int] = []
+    hidden = piece.clone().requires_grad_() * 1
+    hidden.register_hook(lambda _: seen.append(bytes_of_wholes(shape)))
+    with count_collectives() as counted:
+        for layer in layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+            hidden.register_hook(lambda _: seen.append(bytes_of_wholes(shape)))
+    assert counted.counts["all_gather"] == len(layers)
+    assert bytes_of_wholes(shape) <= nbytes
+    with count_collectives() as counted:
+        hidden.sum().backward()
+    assert counted.counts["all_gather"] == 2 * len(
+        layers
+    )  # recomputed, and backwards of what was reduced and scattered
+    # The first was there before any was recomputed; behind each layer are its own whole and the gradient of it.
+    assert len(seen) == 5
+    assert max(seen) <= 2 * nbytes
 
 
 @distributed(world_size=2, backends=BACKENDS)

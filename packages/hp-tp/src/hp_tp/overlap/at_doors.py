@@ -41,8 +41,8 @@ def linear_of_whole(
         return whole
 
     # The key is that of enter_whole: layers with and without overlap may get the same tensor. What autocast has cast is another.
-    key = ("gather", door.mesh, platform.product_dtype(local), dim)
-    whole = shared(local, key, gather, door) if may_share(local) else gather(None)
+    key = ("gather", platform.product_dtype(local), dim)
+    whole = shared(local, door, key, gather, is_copy=True) if may_share(local) else gather(None)
     return made[0] if made else platform.linear(whole, weight, bias)
 
 

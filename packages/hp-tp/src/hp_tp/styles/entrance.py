@@ -48,7 +48,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
         if placement.is_replicate():
             if mesh.shape[0] == 1 or not records(x):
                 return x
-            return shared(x, ("mark", mesh), lambda used: moves.mark(x, door, used))
+            return shared(x, door, ("mark",), lambda used: moves.mark(x, door, used))
     if not isinstance(placement, Shard):
         return marked(as_dtensor(x, door).redistribute(placements=[Replicate()]), _DIMS)
     if mesh.shape[0] == 1:
@@ -57,8 +57,8 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     dim = placement.dim % len(shape)
     if not may_share(local):
         return moves.gather(local, door, dim, shape)
-    key = ("gather", mesh, local.dtype, dim)
-    return shared(local, key, lambda used: moves.gather(local, door, dim, shape, used), door)
+    key = ("gather", local.dtype, dim)
+    return shared(local, door, key, lambda used: moves.gather(local, door, dim, shape, used), is_copy=True)
 
 
 def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:
@@ -98,9 +98,7 @@ def whole_shape(x: Tensor, door: Door) -> tuple[int, ...]:
         return shape
     dim = layout.dim % len(shape) if -len(shape) <= layout.dim < len(shape) else _no_dim(x, door, layout.dim)
     if door.uneven:
-        return shared(
-            x, ("shape", door.mesh, dim), lambda used: DTensor.from_local(x, door.mesh, [layout]).shape
-        )
+        return shared(x, door, ("shape", dim), lambda used: DTensor.from_local(x, door.mesh, [layout]).shape)
     return (*shape[:dim], shape[dim] * door.mesh.shape[0], *shape[dim + 1 :])
 
 
