@@ -17,6 +17,7 @@ from hp_platform.protocols import (
     DeviceHandle,
     NNOps,
     RandomOps,
+    ScoreOps,
     TensorOps,
     UpdateOps,
 )
@@ -31,7 +32,7 @@ class PlatformType(str, enum.Enum):
     MINDSPORE = "mindspore"
 
 
-class Platform(TensorOps, NNOps, AutogradOps, RandomOps, CommOps, UpdateOps, Protocol):
+class Platform(TensorOps, NNOps, ScoreOps, AutogradOps, RandomOps, CommOps, UpdateOps, Protocol):
     """All primitives of :mod:`hp_platform.protocols` on one object, and what it can say of itself."""
 
     platform_type: PlatformType

@@ -222,6 +222,18 @@ def test_a_product_is_written_into_a_part_of_a_tensor(platform, make, near, equa
     equal(platform.narrow(whole, len(batch), n + 1, 1), before[..., n + 1 :, :])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_halves_are_added_up_where_a_wider_dtype_is_wanted(platform, make, dtype):
+    """2048 ones and one more are 2048 in float16, and 256 in bfloat16."""
+    ones = make(np.ones((4, 2049)), dtype)
+    out = make(np.full((4, 4), np.nan), "float32")
+    turned = platform.transpose(ones, 0, 1)
+    platform.matmul_into(out, ones, turned)
+    assert platform.to_numpy(out).tolist() == [[2049.0] * 4] * 4
+    platform.matmul_into(out, ones, turned, out)
+    assert platform.to_numpy(out).tolist() == [[4098.0] * 4] * 4
+
+
 @pytest.mark.parametrize("shape", [(5, 7, 3), (1, 1, 1), (0, 7, 3), (5, 0, 3), (5, 7, 0)])
 @pytest.mark.parametrize("batch", [0, 1, 2])
 @pytest.mark.parametrize("factors", [{}, {"beta": 4.0848}, {"alpha": -6.8946, "beta": 0.1}])

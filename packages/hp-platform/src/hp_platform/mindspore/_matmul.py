@@ -40,6 +40,8 @@ def matmul_into(
     out: mindspore.Tensor, x: mindspore.Tensor, y: mindspore.Tensor, add: mindspore.Tensor | None = None
 ) -> mindspore.Tensor:
     """A product, and what is added to it, written where it is wanted."""
+    if out.dtype != x.dtype:
+        x, y = x.astype(out.dtype), y.astype(out.dtype)
     with no_grad():
         product = matmul(x, y)
         write(out, product if add is None else add + product)

@@ -11,6 +11,7 @@ from hp_platform.mindspore._native_comm import NativeCommOps
 from hp_platform.mindspore._nn import MindSporeNNOps
 from hp_platform.mindspore._random import MindSporeRandomOps
 from hp_platform.mindspore._recording import ensure_recording
+from hp_platform.mindspore._scores import MindSporeScoreOps
 from hp_platform.mindspore._tensor import MindSporeTensorOps
 from hp_platform.mindspore._traced import MindSporeTracedOps
 from hp_platform.mindspore._updates import MindSporeUpdateOps
@@ -22,6 +23,7 @@ from hp_platform.platform import PlatformType
 class MindSporePlatform(
     MindSporeTensorOps,
     MindSporeNNOps,
+    MindSporeScoreOps,
     MindSporeAutogradOps,
     MindSporeRandomOps,
     MindSporeCommOps,

@@ -205,7 +205,8 @@ class NNOps(Protocol):
         """``x (n, k) @ y (k, m)``, plus ``add``, written into ``out (n, m)``, which may be a view of a larger tensor; not recorded.
 
         ``x`` and ``out`` may have one batch dim before, which ``y`` has not. ``add`` is ``out`` itself (what it holds is added
-        to) or a tensor that broadcasts to it, such as a bias ``(m,)``. Returns ``out``.
+        to) or a tensor that broadcasts to it, such as a bias ``(m,)``. ``out`` and ``add`` may be wider than the operands (float32 of
+        16-bit floats): then it is added up in that dtype, in one kernel where :meth:`matmul_in` is one. Returns ``out``.
         """
         ...
 

@@ -207,7 +207,7 @@ class TorchNNOps:
         """A product in a wider dtype."""
         wanted = resolve(dtype)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            if x.is_cuda and wanted is torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
+            if _widens(x, wanted):
                 return torch.mm(x, y, out_dtype=wanted)
             return torch.mm(x.to(wanted), y.to(wanted))
 
@@ -225,6 +225,12 @@ class TorchNNOps:
         target = out[0] if out.dim() == 3 and out.shape[0] == 1 else out
         x = x[0] if target is not out else x
         add = target if add is out else add
+        wide: dict[str, Any] = {}
+        if target.dtype != x.dtype:
+            if target.dim() == 2 and _widens(x, target.dtype):
+                wide = {"out_dtype": target.dtype}
+            else:
+                x, y = x.to(target.dtype), y.to(target.dtype)
         with torch.no_grad():
             if target.dim() == 3:
                 y = y.expand(x.shape[0], *y.shape)  # kernels of batches take a stride of 0
@@ -233,9 +239,9 @@ class TorchNNOps:
                 else:
                     torch.baddbmm(add, x, y, out=target)
             elif add is None:
-                torch.mm(x, y, out=target)
+                torch.mm(x, y, out=target, **wide)
             else:
-                torch.addmm(add, x, y, out=target)
+                torch.addmm(add, x, y, out=target, **wide)
         return out
 
     def matmul_add(
@@ -274,6 +280,11 @@ class TorchNNOps:
     ) -> torch.Tensor:
         """Mean over dims."""
         return torch.mean(x, dim, keepdim)
+
+
+def _widens(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether there are kernels that multiply ``x`` and give ``dtype``."""
+    return x.is_cuda and dtype is torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _check_own(module: torch.nn.Module, name: str) -> None:

@@ -73,6 +73,10 @@ class TorchDevice(DeviceHandle, Protocol):
         """Whose kernel adds up rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
         ...
 
+    def fused_scores(self) -> Any:
+        """Whose kernels make losses of scores (:class:`hp_platform.torch._triton_scores.TritonScores`); None: they are composed."""
+        ...
+
     def fused_draws(self) -> Any:
         """Whose kernels draw on this device (:class:`hp_platform.torch._triton_launches.TritonDraws`); None: draws are composed."""
         ...

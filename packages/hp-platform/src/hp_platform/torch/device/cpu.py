@@ -67,6 +67,10 @@ class CpuDevice(HostDevice):
         """Torch's."""
         return None
 
+    def fused_scores(self) -> Any:
+        """No kernels of ours."""
+        return None
+
     def fused_draws(self) -> Any:
         """No kernels of ours."""
         return None

@@ -92,3 +92,13 @@ class CudaDevice(AcceleratorDevice):
     def fused_rows(self) -> Any:
         """A kernel in Triton."""
         return self._fused_rows
+
+    @cached_property
+    def _fused_scores(self) -> Any:
+        if importlib.util.find_spec("triton") is None:
+            return None
+        return importlib.import_module("hp_platform.torch._triton_scores").TritonScores()
+
+    def fused_scores(self) -> Any:
+        """Kernels in Triton."""
+        return self._fused_scores
