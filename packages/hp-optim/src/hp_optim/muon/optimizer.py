@@ -1,0 +1,289 @@
+"""Muon: the class; see :class:`MuonSteps`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hp_dtensor.placements import Partial
+from hp_dtensor.spec import shown
+from hp_optim.base import OptimizerSteps, gradient_of
+from hp_optim.checks import NAMES, PARAMS, check_learning_rate, check_number
+from hp_optim.groups import Group
+from hp_optim.make_class import make_optimizer_class
+from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
+from hp_optim.muon.matrices import Split, matrices_of, rule_for
+from hp_optim.muon.newton_schulz import MEMORY_CAP
+from hp_optim.muon.pipeline import run
+from hp_optim.muon.plan import Known, Plans
+from hp_optim.muon.scale import DEFAULT_RULE, MATCHED_ADAMW_RMS, ScaleRule, scale_rule
+from hp_optim.muon.step import Iteration, Step, Updated
+from hp_optim.pieces import like, local_of
+from hp_platform.protocols.tensor import Tensor
+
+BUFFER = "momentum_buffer"
+"""Key of a parameter's state."""
+_FUNCTIONS = ("split", "scale")
+"""Options that may be functions, which no state dict holds."""
+
+
+class MuonSteps(OptimizerSteps):
+    """Muon: momentum whose matrices are made orthogonal (Keller Jordan, kellerjordan.github.io/posts/muon, 2024; with decoupled
+    weight decay and AdamW's learning rates, Liu et al., "Muon is scalable for LLM training", arXiv 2502.16982).
+
+    For every matrix of every parameter, with its gradient ``g``::
+
+        buf <- momentum * buf + g
+        u    = momentum * buf + g  (nesterov)  or  buf
+        U    = Newton-Schulz(u)
+        p   <- p (1 - lr * weight_decay) - lr * matched_adamw_rms * sqrt(max(rows, cols)) * U
+
+    Args:
+        params: parameters, (name, parameter) pairs, or groups (dicts) whose keys overrule the options below. Plain tensors, or
+            DTensors on any meshes in any placements but Partial: cut along any dims, in any order, unevenly, empty, ragged,
+            replicated. Of two dims and more; give vectors, embeddings and heads to AdamW.
+        lr: a number, or a tensor of one element.
+        weight_decay: decoupled; multiplied by ``lr``.
+        matched_adamw_rms: root mean square of an update for ``lr`` 1: with the usual 0.2 AdamW's learning rates can be kept.
+        momentum: at least 0 and below 1.
+        nesterov: whether the gradient counts once more beside the momentum.
+        ns_steps: Newton-Schulz iterations, any number of at least 1.
+        ns_coefficients: ``"asym5"``, ``"quintic"``, ``"polar-express"``, or triples: :mod:`hp_optim.muon.coefficients`.
+        ns_dtype: of the iteration; None: bfloat16 where the device computes it, else float32.
+        scale: ``"match_rms_adamw"`` as above, ``"original"``, ``"spectral"``, ``"none"``, or a function ``(rows, cols) -> factor``.
+        split: which matrices parameters consist of, where their shape does not say: :mod:`hp_optim.muon.matrices`. By shape:
+            ``(m, n)`` one, ``(e, m, n)`` one for each expert, 4 and 5 dims are convolutions.
+        memory_cap: bytes of working memory for the matrices of a batch on their owner, at least those of one matrix. Two batches
+            are under way at a time.
+
+    State: ``momentum_buffer``, in the dtype of the gradient, a DTensor placed as its parameter; it is made at the first gradient.
+    Parameters on the host (offloaded) have it there; their matrices are orthogonalised on the device of the mesh.
+
+    Communication: every matrix has one owner among the ranks that hold some of it (replicas, too), balanced by cost, the same
+    at every step. Per batch one all-to-all to the owners and one back: a rank sends what it holds of matrices that it does not
+    own, and gets as much back, in ``ns_dtype`` (rounded before it is sent; float16 goes in float32 on the way to the owner). An
+    owner of a replicated matrix sends the result to all replicas, and gathers in its own. Matrices that one rank holds, as of
+    experts cut over the first dim, cost none. The exchanges of the next and the last batch run below the iteration of the
+    present one; the host does not wait for the device. At the first step, and whenever other parameters have a gradient than
+    ever before, ranks compare through the key-value store which parameters do; all must have the same
+    (:mod:`hp_optim.muon.plan`).
+
+    Values: a sharded step has the momentum of the unsharded one to the bit, and its update to rounding of ``ns_dtype``; replicas
+    stay equal to the bit.
+
+    Errors: ValueError for vectors, placements, options and rules that do not fit; RuntimeError on all ranks where ranks have
+    gradients of different parameters.
+    """
+
+    HYPERPARAMETERS: ClassVar[frozenset[str]] = frozenset(
+        (
+            "lr",
+            "weight_decay",
+            "matched_adamw_rms",
+            "momentum",
+            "nesterov",
+            "ns_steps",
+            "ns_coefficients",
+            "ns_dtype",
+            "scale",
+            "split",
+            "memory_cap",
+        )
+    )
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 0.02,
+        weight_decay: float = 0.1,
+        matched_adamw_rms: float = MATCHED_ADAMW_RMS,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        ns_coefficients: str | Coefficients | Sequence[Sequence[float]] | Sequence[float] = DEFAULT_SET,
+        *,
+        ns_dtype: Any = None,
+        scale: str | ScaleRule = DEFAULT_RULE,
+        split: Split = None,
+        memory_cap: int = MEMORY_CAP,
+        **unknown: Any,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "matched_adamw_rms": matched_adamw_rms,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_steps": ns_steps,
+            "ns_coefficients": ns_coefficients,
+            "ns_dtype": ns_dtype,
+            "scale": scale,
+            "split": split,
+            "memory_cap": memory_cap,
+        }
+        super().__init__(params, defaults, unknown)
+
+    # --- checks
+    def _check_group(self, group: Group) -> None:
+        name, platform = type(self).__name__, self.platform
+        check_learning_rate(platform, name, group["lr"])
+        check_number(name, "weight_decay", group["weight_decay"], advice="give 0.1, or 0 for none")
+        check_number(name, "momentum", group["momentum"], below=1.0, advice="give 0.95")
+        scale_rule(group["scale"], group["matched_adamw_rms"])
+        coefficients_of(group["ns_coefficients"]).of_steps(group["ns_steps"])
+        given = group["ns_dtype"]
+        if given is not None and not platform.is_floating(platform.dtype(given)):
+            raise ValueError(
+                f"{name}: ns_dtype is {platform.dtype_name(platform.dtype(given))!r}; the iteration needs a floating dtype: give "
+                "'bfloat16', 'float16', 'float32' or 'float64', or leave it out"
+            )
+        cap = group["memory_cap"]
+        if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
+            raise ValueError(
+                f"{name}: memory_cap is {cap!r}; expected bytes, a whole number of at least 1, as the usual {MEMORY_CAP}"
+            )
+        for parameter, label in named(group):
+            matrices_of(
+                tuple(parameter.shape), rule_for(label, tuple(parameter.shape), group["split"]), name=label
+            )
+            placements = getattr(parameter, "placements", ())
+            if any(isinstance(placement, Partial) for placement in placements):
+                raise ValueError(
+                    f"{name}: a parameter of shape {tuple(parameter.shape)} lies as {shown(placements)}, and its values are sums over "
+                    "ranks: redistribute it to Shard or Replicate, then make the optimizer"
+                )
+
+    # --- a step
+    def _forget_plans(self) -> None:
+        self._plans: Plans | None = None
+        self._known: list[Known] = []
+        self._seen: list[Any] = []
+
+    def _update(self) -> None:
+        updated, present, seen = self._gathered()
+        if self._plans is None:
+            self._plans = Plans(self.platform, self.defaults["memory_cap"])
+        if seen != self._seen:
+            self._known, self._seen = self._describe(), seen
+        run(self.platform, self._plans.batches(self._known, present), Step(self.platform, updated))
+
+    def _gathered(self) -> tuple[list[Updated], list[int], list[Any]]:
+        """What is updated; which of all parameters these are; and of each parameter what plans depend on."""
+        platform = self.platform
+        updated: list[Updated] = []
+        present: list[int] = []
+        seen: list[Any] = []
+        position = 0
+        for group in self.param_groups:
+            seen.append([group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", "split")])
+            scale = scale_rule(group["scale"], group["matched_adamw_rms"])
+            rates: dict[str, Any] = {}
+            for parameter in group[PARAMS]:
+                gradient = gradient_of(parameter)
+                local = platform.detach(local_of(parameter))
+                storage = platform.device_of(local)
+                if gradient is not None:
+                    own = _own_gradient(parameter, gradient)
+                    state = self.state[parameter]
+                    if BUFFER not in state:
+                        state[BUFFER] = like(parameter, platform.zeros_like(own))
+                    if storage not in rates:
+                        rates[storage] = _on(platform, group["lr"], storage)
+                    present.append(position)
+                    updated.append(
+                        Updated(
+                            parameter=local,
+                            gradient=own,
+                            momentum=local_of(state[BUFFER]),
+                            lr=rates[storage],
+                            weight_decay=group["weight_decay"],
+                            mu=group["momentum"],
+                            is_nesterov=group["nesterov"],
+                            scale=scale,
+                        )
+                    )
+                seen.append((getattr(parameter, "_spec", None), self._kept(parameter), storage))
+                position = position + 1
+            group["step"] = group["step"] + 1
+        return updated, present, seen
+
+    def _kept(self, parameter: Any) -> Any:
+        """The dtype of its momentum; of itself, if it has none yet."""
+        # get: the state is a dict that makes what is asked for.
+        state = self.state.get(parameter)
+        return state[BUFFER].dtype if state else parameter.dtype
+
+    def _describe(self) -> list[Known]:
+        """All parameters, in their order."""
+        platform = self.platform
+        rank = next(
+            (
+                p.device_mesh.get_rank()
+                for group in self.param_groups
+                for p in group[PARAMS]
+                if hasattr(p, "device_mesh")
+            ),
+            0,
+        )
+        found: list[Known] = []
+        for group in self.param_groups:
+            coefficients = coefficients_of(group["ns_coefficients"])
+            for parameter, label in named(group):
+                shape = tuple(parameter.shape)
+                storage = platform.device_of(local_of(parameter))
+                spec = getattr(parameter, "_spec", None)
+                device = _device_of(platform, spec, storage)
+                dtype = group["ns_dtype"]
+                if dtype is None:
+                    dtype = "bfloat16" if platform.supports("bfloat16_compute", device) else "float32"
+                found.append(
+                    Known(
+                        name=label or f"parameter {len(found)}",
+                        spec=spec,
+                        shape=shape,
+                        matrices=matrices_of(shape, rule_for(label, shape, group["split"]), name=label),
+                        iteration=Iteration(coefficients, group["ns_steps"], platform.dtype(dtype)),
+                        kept=self._kept(parameter),
+                        device=device,
+                        storage=storage,
+                        rank=rank,
+                    )
+                )
+        return found
+
+
+def named(group: Group) -> list[tuple[Any, str]]:
+    """The group's parameters with their names, empty ones where it has none. None of both if it is only options."""
+    parameters = group.get(PARAMS, ())
+    return list(zip(parameters, group.get(NAMES, [""] * len(parameters)), strict=True))
+
+
+def _own_gradient(parameter: Any, gradient: Any) -> Tensor:
+    """This rank's piece of the gradient, placed as the parameter: sums over ranks are made, and what lies otherwise is moved."""
+    if hasattr(gradient, "to_local") and hasattr(parameter, "to_local"):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        if gradient.placements != placements or gradient.device_mesh != mesh:
+            gradient = gradient.redistribute(mesh, placements)
+    own = local_of(gradient)
+    local = local_of(parameter)
+    if tuple(own.shape) != tuple(local.shape):
+        raise ValueError(
+            f"Muon: the gradient of a parameter of shape {tuple(parameter.shape)} has shape {tuple(own.shape)} on this rank, which holds "
+            f"{tuple(local.shape)} of it: give this rank's shard, or a DTensor"
+        )
+    return own
+
+
+def _on(platform: Any, lr: Any, device: str) -> Any:
+    """A learning rate where the parameters lie."""
+    return platform.to_device(lr, device) if platform.is_tensor(lr) else lr
+
+
+def _device_of(platform: Any, spec: Any, storage: str) -> str:
+    """Where the matrices of a parameter are orthogonalised: on the kind of device that its mesh says."""
+    kind = storage.partition(":")[0] if spec is None else spec.mesh.device_type
+    return storage if kind == storage.partition(":")[0] else platform.device(kind).current()
+
+
+Muon: Any = make_optimizer_class("Muon", MuonSteps)
+"""The class of the framework in use."""

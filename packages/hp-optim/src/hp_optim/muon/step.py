@@ -1,0 +1,182 @@
+"""One step of Muon on this rank's shards: the momentum before the matrices travel, the parameters after.
+
+buf <- mu buf + g,    u = mu buf + g (nesterov) or buf,    p <- p (1 - lr weight_decay) - lr scale(rows, columns) NS(u)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hp_optim.muon.batches import Batch, Stack
+from hp_optim.muon.newton_schulz import newton_schulz
+from hp_optim.muon.pieces import cut_row, held_part, in_a_row, joined
+from hp_optim.muon.routes import Cut
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import DType, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Updated:
+    """A parameter of the step; all tensors are this rank's own, outside of the graph."""
+
+    parameter: Tensor
+    gradient: Tensor
+    momentum: Tensor
+    lr: Any
+    """A number, or a tensor of one element on the device."""
+    weight_decay: float
+    mu: float
+    is_nesterov: bool
+    scale: Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The kind of a task: matrices of one shape with equal ones are orthogonalised together."""
+
+    coefficients: Any
+    steps: int
+    dtype: DType
+
+
+class Step:
+    """What :func:`hp_optim.muon.pipeline.run` does with each batch."""
+
+    def __init__(self, platform: Platform, updated: Sequence[Updated]) -> None:
+        self._platform, self._updated = platform, updated
+        self._waiting: dict[int, list[tuple[Cut, Tensor]]] = {}
+        """By parameter what has come of its update, where it can only be written as a whole."""
+
+    # --- before
+    def packed(self, batch: Batch) -> Tensor:
+        """See :class:`hp_optim.muon.pipeline.Steps`."""
+        platform, lane = self._platform, batch.lane
+        self._move_momentum(batch.due)
+        row = platform.cast(self._directions(batch), lane.sent)
+        return platform.to_device(row, lane.device)
+
+    def _move_momentum(self, due: Sequence[int]) -> None:
+        for mu, entries in _grouped((self._updated[number].mu, self._updated[number]) for number in due):
+            momenta = [each.momentum for each in entries]
+            self._platform.foreach_mul_(momenta, mu)
+            self._platform.foreach_add_(momenta, [each.gradient for each in entries])
+
+    def _directions(self, batch: Batch) -> Tensor:
+        """``u`` of all cuts in a row, in the dtype of the momentum."""
+        platform, lane, cuts = self._platform, batch.lane, batch.packed_cuts
+        found = [self._updated[cut.parameter] for cut in cuts]
+        momenta = [held_part(platform, x.momentum, c.held, c.box) for x, c in zip(found, cuts, strict=True)]
+        starts = [
+            held_part(platform, x.gradient, c.held, c.box) if x.is_nesterov else momentum
+            for x, c, momentum in zip(found, cuts, momenta, strict=True)
+        ]
+        factors = [x.mu if x.is_nesterov else 0.0 for x in found]
+        if not platform.supports("write_into_view", lane.storage):
+            sums = [
+                platform.add_(platform.clone(start), momentum, mu) if mu else start
+                for start, momentum, mu in zip(starts, momenta, factors, strict=True)
+            ]
+            return in_a_row(platform, sums, lane.kept, lane.storage)
+        row = in_a_row(platform, starts, lane.kept, lane.storage)
+        targets = cut_row(platform, row, [cut.box.size for cut in cuts])
+        pairs = zip(targets, momenta, strict=True)
+        for mu, added in _grouped(zip(factors, pairs, strict=True)):
+            if mu:
+                platform.foreach_add_([x for x, _ in added], [y for _, y in added], mu)
+        return row
+
+    # --- on the device
+    def orthogonalised(self, stack: Stack, x: Tensor) -> Tensor:
+        """See :class:`hp_optim.muon.pipeline.Steps`."""
+        kind = stack.kind
+        assert isinstance(kind, Iteration)
+        return newton_schulz(x, coefficients=kind.coefficients, steps=kind.steps, dtype=kind.dtype)
+
+    # --- after
+    def apply(self, batch: Batch, results: Sequence[Tensor]) -> None:
+        """See :class:`hp_optim.muon.pipeline.Steps`."""
+        platform = self._platform
+        if not platform.supports("write_into_view", batch.lane.storage):
+            for cut, result in zip(batch.applied_cuts, results, strict=True):
+                self._wait_for_all(batch, cut, result)
+            return
+        moves = []
+        for cut, result in zip(batch.applied_cuts, results, strict=True):
+            each, task = self._updated[cut.parameter], batch.tasks[cut.task]
+            target = held_part(platform, each.parameter, cut.held, cut.box)
+            key = (
+                id(each.lr) if platform.is_tensor(each.lr) else each.lr,
+                each.weight_decay,
+                each.scale(task.rows, task.columns),
+            )
+            moves.append((key, (each, target, result)))
+        for (_, weight_decay, scale), found in _grouped(moves):
+            move(
+                platform,
+                [target for _, target, _ in found],
+                [result for _, _, result in found],
+                found[0][0].lr,
+                weight_decay,
+                scale,
+            )
+
+    def _wait_for_all(self, batch: Batch, cut: Cut, result: Tensor) -> None:
+        """Keep a part of an update; when all of them are there, write the parameter."""
+        platform, each, task = self._platform, self._updated[cut.parameter], batch.tasks[cut.task]
+        scaled = platform.mul_(
+            platform.clone(platform.cast(result, each.parameter.dtype)), each.scale(task.rows, task.columns)
+        )
+        waiting = self._waiting.setdefault(cut.parameter, [])
+        waiting.append((cut, scaled))
+        if sum(other.box.volume for other, _ in waiting) < _numel(each.parameter):
+            return
+        del self._waiting[cut.parameter]
+        runs = []
+        for held, parts in sorted(
+            _grouped((other.held, (other.box, x)) for other, x in waiting),
+            key=lambda found: found[0].start or 0,
+        ):
+            whole = joined(platform, dict(parts))
+            runs.append(whole if held.start is None else platform.reshape(whole, (-1,)))
+        update = runs[0] if len(runs) == 1 else platform.cat(runs)
+        move(platform, [each.parameter], [update], each.lr, each.weight_decay, 1.0)
+
+
+def move(
+    platform: Platform,
+    parameters: Sequence[Tensor],
+    results: Sequence[Tensor],
+    lr: Any,
+    weight_decay: float,
+    scale: float,
+) -> None:
+    """``p <- p (1 - lr weight_decay) - lr scale U`` of each. A learning rate on the device stays there."""
+    if not platform.is_tensor(lr):
+        if weight_decay:
+            platform.foreach_mul_(parameters, 1.0 - lr * weight_decay)
+        platform.foreach_add_(parameters, results, -lr * scale)
+        return
+    one = platform.full((), 1.0, lr.dtype, platform.device_of(lr))
+    decay = platform.add_(platform.reshape(platform.clone(lr), ()), 0.0)
+    if weight_decay:
+        platform.foreach_mul_(parameters, platform.add_(one, decay, -weight_decay))
+    updates = [platform.clone(platform.cast(x, p.dtype)) for x, p in zip(results, parameters, strict=True)]
+    platform.foreach_mul_(updates, platform.mul_(decay, -scale))
+    platform.foreach_add_(parameters, updates)
+
+
+def _numel(x: Tensor) -> int:
+    count = 1
+    for size in x.shape:
+        count = count * size
+    return count
+
+
+def _grouped(pairs: Any) -> Any:
+    """``(key, value)`` pairs by key, in the order in which keys first occur."""
+    found: dict[Any, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return list(found.items())
