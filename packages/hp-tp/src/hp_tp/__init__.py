@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from hp_tp.loss.vocab_parallel import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
     from hp_tp.overlap.policy import OverlapPolicy as OverlapPolicy
     from hp_tp.picture.shown_plan import show_plan as show_plan
+    from hp_tp.plans.attention import PrepareAttention as PrepareAttention
+    from hp_tp.plans.doors import PrepareHidden as PrepareHidden
+    from hp_tp.plans.doors import PrepareMixture as PrepareMixture
+    from hp_tp.plans.doors import PrepareModel as PrepareModel
+    from hp_tp.plans.experts import StackedExperts as StackedExperts
     from hp_tp.plans.parallel_plan import ParallelPlan as ParallelPlan
     from hp_tp.plans.planner import plan_for as plan_for
+    from hp_tp.plans.replicated import Replicated as Replicated
     from hp_tp.styles.colwise import ColwiseParallel as ColwiseParallel
     from hp_tp.styles.compiled import compile_block as compile_block
     from hp_tp.styles.cuts import ModuleCuts as ModuleCuts
@@ -40,11 +46,17 @@ _WHERE = {
     "OverlapPolicy": "overlap.policy",
     "ParallelPlan": "plans.parallel_plan",
     "ParallelStyle": "hp_dtensor",
+    "PrepareAttention": "plans.attention",
+    "PrepareHidden": "plans.doors",
+    "PrepareMixture": "plans.doors",
+    "PrepareModel": "plans.doors",
     "PrepareModuleInput": "hp_dtensor",
     "PrepareModuleInputOutput": "hp_dtensor",
     "PrepareModuleOutput": "hp_dtensor",
+    "Replicated": "plans.replicated",
     "RowwiseParallel": "styles.rowwise",
     "SequenceParallel": "styles.sequence",
+    "StackedExperts": "plans.experts",
     "compile_block": "styles.compiled",
     "describe": "styles.description",
     "linear_cross_entropy": "loss.linear",

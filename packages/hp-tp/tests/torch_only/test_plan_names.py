@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, plan_for
-from hp_tp.plans import PrepareMixture, Replicated, StackedExperts
+import hp_tp
+import hp_tp.plans
+from hp_tp import (
+    ColwiseParallel,
+    PrepareMixture,
+    Replicated,
+    RowwiseParallel,
+    SequenceParallel,
+    StackedExperts,
+    plan_for,
+)
 
 WIDTH, INNER, HEADS = 24, 40, 6
 
@@ -102,6 +111,34 @@ def test_names_that_mean_nothing_are_replicated_and_named() -> None:
         assert isinstance(plan[name], Replicated)
         (row,) = [line for line in str(plan).splitlines() if line.startswith(f"{name} ")]
         assert "replicated" in row
+
+
+def test_every_style_that_a_printed_plan_names_is_a_public_one() -> None:
+    """A model with everything that a plan has a style for."""
+    module = attention("q_proj k_proj v_proj o_proj", q_norm=torch.nn.RMSNorm(WIDTH // HEADS, device="meta"))
+    module.config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=HEADS)
+    mixture = tree(gate=linear(3), experts=[feed_forward("w1 w3 w2") for _ in range(3)])
+    stacked = tree(gate=linear(3), experts=torch.nn.Module())
+    for name, shape in (("gate_up_proj", (3, 2 * INNER, WIDTH)), ("down_proj", (3, WIDTH, INNER))):
+        setattr(stacked.experts, name, torch.nn.Parameter(torch.empty(shape, device="meta")))
+    norm = torch.nn.RMSNorm(WIDTH, device="meta")
+    model = tree(
+        embed_tokens=torch.nn.Embedding(50, WIDTH, device="meta"),
+        layers=[tree(norm1=norm, attention=module, mlp=mlp) for mlp in (mixture, stacked)],
+        adapter=linear(),
+        lm_head=linear(50),
+    )
+    plan = plan_for(model, local_attention=True)
+    lines = str(plan).splitlines()
+    at = lines[0].index("style")
+    names = {line[at:].split()[0] for line in lines[2:]}
+    assert names == {type(style).__name__ for style in plan.values()}
+    assert names >= {name for name in hp_tp.plans.__all__ if isinstance(getattr(hp_tp.plans, name), type)} - {
+        "ParallelPlan"
+    }
+    for name in names:
+        assert name in hp_tp.__all__
+        assert getattr(hp_tp, name) in {type(style) for style in plan.values()}
 
 
 class Conv1D(torch.nn.Module):

@@ -13,8 +13,16 @@ from torch.nn import functional
 from hp_dtensor import DTensor, Shard
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
-from hp_tp import describe, parallelize_module, plan_for
-from hp_tp.plans import PrepareAttention, PrepareHidden, PrepareModel, Replicated, StackedExperts
+from hp_tp import (
+    PrepareAttention,
+    PrepareHidden,
+    PrepareModel,
+    Replicated,
+    StackedExperts,
+    describe,
+    parallelize_module,
+    plan_for,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tp_models import make_mesh

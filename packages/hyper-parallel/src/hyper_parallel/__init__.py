@@ -91,8 +91,14 @@ if TYPE_CHECKING:
     from hp_tp import ModuleCuts as ModuleCuts
     from hp_tp import OverlapPolicy as OverlapPolicy
     from hp_tp import ParallelPlan as ParallelPlan
+    from hp_tp import PrepareAttention as PrepareAttention
+    from hp_tp import PrepareHidden as PrepareHidden
+    from hp_tp import PrepareMixture as PrepareMixture
+    from hp_tp import PrepareModel as PrepareModel
+    from hp_tp import Replicated as Replicated
     from hp_tp import RowwiseParallel as RowwiseParallel
     from hp_tp import SequenceParallel as SequenceParallel
+    from hp_tp import StackedExperts as StackedExperts
     from hp_tp import compile_block as compile_block
     from hp_tp import describe as describe
     from hp_tp import linear_cross_entropy as linear_cross_entropy
@@ -124,17 +130,23 @@ _WHERE = {
     "ParameterExtension": "hp_fsdp",
     "Partial": "hp_dtensor",
     "Placement": "hp_dtensor",
+    "PrepareAttention": "hp_tp",
+    "PrepareHidden": "hp_tp",
+    "PrepareMixture": "hp_tp",
+    "PrepareModel": "hp_tp",
     "PrepareModuleInput": "hp_dtensor",
     "PrepareModuleInputOutput": "hp_dtensor",
     "PrepareModuleOutput": "hp_dtensor",
     "RaggedShard": "hp_dtensor",
     "Replicate": "hp_dtensor",
+    "Replicated": "hp_tp",
     "RowwiseParallel": "hp_tp",
     "SaveHandle": "hp_dtensor",
     "SequenceParallel": "hp_tp",
     "Shard": "hp_dtensor",
     "ShardingPlan": "hp_dtensor",
     "SkipDTensorDispatch": "hp_dtensor",
+    "StackedExperts": "hp_tp",
     "StateDictOptions": "hp_fsdp",
     "StridedShard": "hp_dtensor",
     "UnitMemory": "hp_fsdp",
