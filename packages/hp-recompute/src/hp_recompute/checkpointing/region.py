@@ -49,7 +49,7 @@ class _Handle:
         self.region, self.index = region, index
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818 -- no error: it ends a run
     """Everything that was wanted is there; see [Note: early stop]."""
 
     def __init__(self, run: _SecondRun) -> None:
