@@ -18,7 +18,7 @@ TESTED_BACKENDS = {
     "hp-moe": ("torch",),
     "hp-pipeline": ("torch",),
     "hp-optim": BACKENDS,
-    "hp-recompute": ("torch",),
+    "hp-recompute": BACKENDS,
     "hyper-parallel": BACKENDS,
 }
 

@@ -141,7 +141,7 @@ def test_only_arguments_are_kept_at_any_depth(world: World) -> None:
     assert len(saved_by(plain)) > 3
     assert saved_by(lambda parts: checkpoint(plain, parts)) == []
     assert saved_by(lambda parts: checkpoint(parts.layer, parts.x, 0)) == [(3, 4)]
-    inner = lambda x: checkpoint(parts.layer, parts.layer(x, 0), 1)  # noqa: E731 -- a program in one line
+    inner = lambda x: checkpoint(parts.layer, parts.layer(x, 0), 1)
     assert saved_by(lambda parts: checkpoint(inner, parts.x)) == [(3, 4)]
 
 

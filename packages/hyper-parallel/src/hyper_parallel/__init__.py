@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from hp_platform import init_process_group as init_process_group
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
+    from hp_recompute import CheckpointError as CheckpointError
+    from hp_recompute import checkpoint as checkpoint
     from hp_tp import ColwiseParallel as ColwiseParallel
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "CPUOffloadPolicy": "hp_fsdp",
+    "CheckpointError": "hp_recompute",
     "ColwiseParallel": "hp_tp",
     "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
@@ -154,6 +157,7 @@ _WHERE = {
     "arange": "hp_dtensor",
     "async_save": "hp_dtensor",
     "check_spmd": "hp_dtensor",
+    "checkpoint": "hp_recompute",
     "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",
     "describe": "hp_tp",
