@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.profiles import Profile
+from bench.profiles import Profile, durations_of, read_activities, shortest_of
 from bench.ranks import device_type
 
 Step = Callable[[], Any]
@@ -50,7 +50,8 @@ def _times_on_gpu(step: Step, num_steps: int) -> list[float]:
 def profile_of(step: Step, trace: Path | None) -> Profile:
     """Of three steps on a GPU that have been warmed; the trace of rank 0 is kept in a file if one is named (`.json.gz`).
 
-    The profiler costs the host time: a step that the host bounds is longer, and idler, than without it.
+    All ranks call, and tell each other how long their collectives took. The profiler costs the host time: a step that the host
+    bounds is longer, and idler, than without it.
     """
     import torch
 
@@ -67,4 +68,7 @@ def profile_of(step: Step, trace: Path | None) -> Profile:
         keep = trace is not None and torch.distributed.get_rank() == 0
         file = trace if trace is not None and keep else Path(folder) / "trace.json.gz"
         profiler.export_chrome_trace(str(file))
-        return Profile.read(file, PROFILED_STEPS)
+        activities = read_activities(file)
+    ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, durations_of(activities))
+    return Profile.of(activities, PROFILED_STEPS, shortest_of(ranks))

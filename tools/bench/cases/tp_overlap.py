@@ -1,10 +1,11 @@
 """`python -m bench tp-overlap [row ...]`: products beside communication, one linear layer of Llama 8 B at a time.
 
 For layers cut by columns (all-gather, then product) and by rows (product, then reduce-scatter), at several lengths: the
-product alone, the plain program one after the other, and ours as it decides by itself and with each way forced. Sides take turns on all
-GPUs of the machine (or `--ranks`). `-forward` rows are the forward alone; the others are forward and backward with the
-gradients of the input and the weight. With `--profile` the part of the communication that runs under products is read from a
-trace, which `--traces` keeps. Without GPUs: two processes of tiny sizes.
+product alone, the plain program one after the other, and ours as it decides by itself and with each way forced. Sides take turns step by
+step on all GPUs of the machine (or `--ranks`). `-forward` rows are the forward alone; the others are forward and backward
+with the gradients of the input and the weight. *Hidden* is the part of the communication that the step does not become longer
+by; with `--profile` the part that runs beside products is read from a trace, too (*beside*), which `--traces` keeps. Without
+GPUs: two processes of tiny sizes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.cases.tp_overlap_sides import PLAIN, SIDES, TORCH, Course, Found, Layer, measure
+from bench.cases.tp_overlap_sides import OURS, PLAIN, SIDES, TORCH, Course, Found, Layer, hidden, measure
 from bench.command import append_line, positive, rows_named
 from bench.conditions import Conditions
 from bench.machine import num_gpus
@@ -58,7 +59,7 @@ class Row:
     @property
     def ratio(self) -> float:
         """Ours, as it decides by itself, over the plain program."""
-        return self.sides["ours"].milliseconds / self.sides[PLAIN].milliseconds
+        return self.sides[OURS].milliseconds / self.sides[PLAIN].milliseconds
 
     @property
     def reached(self) -> bool:
@@ -82,7 +83,8 @@ class Row:
             self.layer.name,
             str(self.num_ranks),
             *("-" if found is None else f"{found.milliseconds:.3f}" for found in sides),
-            *("-" if found is None or found.hidden is None else f"{found.hidden:.0%}" for found in sides[1:]),
+            *(_percent(None if found is None else found.hidden) for found in sides[2:]),
+            *(_percent(self.sides[side].beside) for side in (PLAIN, OURS)),
             f"{self.ratio:.3f}",
             "yes" if self.reached else "no",
             self.conditions.hardware,
@@ -96,7 +98,8 @@ COLUMNS = (
     "row",
     "ranks",
     *(f"{side} ms" for side in (*SIDES, TORCH)),
-    *(f"hidden {side}" for side in (*SIDES[1:], TORCH)),
+    *(f"hidden {side}" for side in (*SIDES[2:], TORCH)),
+    *(f"beside {side}" for side in (PLAIN, OURS)),
     "ours / plain",
     f"<= {GOAL}",
     "hardware",
@@ -146,10 +149,15 @@ def chosen(patterns: Sequence[str], num_ranks: int) -> list[Layer]:
 
 def _slowest(ranks: Sequence[dict[str, Found]]) -> dict[str, Found]:
     """What takes all ranks ends with the last."""
+    milliseconds = {side: max(rank[side].milliseconds for rank in ranks) for side in ranks[0]}
     return {
-        side: Found(max(rank[side].milliseconds for rank in ranks), first.hidden)
+        side: Found(milliseconds[side], hidden(milliseconds, side), first.beside)
         for side, first in ranks[0].items()
     }
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{part:.0%}"
 
 
 def _parser() -> argparse.ArgumentParser:

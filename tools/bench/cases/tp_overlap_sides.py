@@ -1,13 +1,15 @@
 """On a rank: one linear layer, in the plain way and in ours.
 
-Every step of a side is queued behind a kernel that waits for a while, so that the times are those of the device, and not the host's
-that launches: inside of a model the host runs ahead where the device is what takes long.
+The sides take turns step by step, so that what disturbs the machine disturbs all alike, and medians are compared. Every step is
+queued behind a kernel that waits for longer than the host takes to launch the step, and behind a small collective, after which
+all ranks begin together: the times are those of the devices, and not the hosts' that launch. Inside of a model the host runs
+ahead where the device is what takes long.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,16 @@ from bench.cases.fsdp_training import device, wait
 from bench.profiles import Kind, Profile
 from bench.steps import profile_of, times_on_host
 
-PRODUCT, PLAIN = "product", "plain"
-SIDES = (PRODUCT, PLAIN, "ours", "cut", "sends", "halves", "quarters")
-"""The product alone; the plain program; ours as it decides; always cut: beside one all-gather and in as many chunks as it takes by
-itself, with pieces sent one by one, and reduced in two and in four chunks. Where there is nothing to send, or to reduce,
-they are `cut` again."""
+PRODUCT, PLAIN, OURS = "product", "plain", "ours"
+SIDES = (PRODUCT, PLAIN, OURS, "copies", "uncut", "chunks")
+"""The product alone; the plain program; ours as it decides; always by copies, where the ranks reach each other's memory, with products
+that are cut, and with products that are not; always by collectives beside products that are cut."""
 TORCH = "torch"
 """Torch's own fused operators (symmetric memory, copies between GPUs), if they are asked for: forward only, on GPUs of one host."""
 # How far results may lie apart, relative to the norm: partial sums are rounded in other chunks.
 TOLERANCE = {"cuda": 2e-2, "cpu": 1e-5}
-CLOCKS_BEFORE = 20_000_000
-"""Of the kernel that waits: some 10 ms, in which the host launches all steps."""
+CLOCKS_PER_MS = 2_000_000
+"""Of the kernel that waits."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Course:
 
     rounds: int = 3
     warm: int = 3
-    timed: int = 10
+    timed: int = 20
     profiled: bool = False
     with_torch: bool = False
     """Torch's operators beside, where the forward alone is measured."""
@@ -70,9 +71,12 @@ class Found:
     """Of one side."""
 
     milliseconds: float
-    """Of a step, the median over the rounds of the mean in a round."""
+    """Of a step, the median."""
     hidden: float | None = None
-    """The part of the communication's time while computation runs, too."""
+    """The part of the communication that does not make the step longer: of what the plain program takes longer than the product alone,
+    what this side does not. None where the plain one does not take longer."""
+    beside: float | None = None
+    """The part of the communication's time while something else runs, from a trace."""
 
 
 def measure(layer: Layer, course: Course) -> dict[str, Found]:
@@ -80,21 +84,27 @@ def measure(layer: Layer, course: Course) -> dict[str, Found]:
     sides = (*SIDES, TORCH) if course.with_torch and layer.forward_only else SIDES
     built = {side: Built(side, layer) for side in sides}
     _compare(built)
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(course.rounds):
-        for side in sides:
-            times[side].append(_one_round(built[side].step, course))
+    steps = {side: built[side].step for side in sides}
+    medians = {side: statistics.median(times) for side, times in _in_turn(steps, course).items()}
     found = {}
     for side in sides:
         trace = None
         if course.traces is not None:
             trace = Path(course.traces) / f"tp-overlap-{layer.name}-{side}.json.gz"
         profile = profile_of(built[side].step, trace) if course.profiled and device() == "cuda" else None
-        found[side] = Found(statistics.median(times[side]), None if profile is None else hidden(profile))
+        found[side] = Found(
+            medians[side], hidden(medians, side), None if profile is None else beside(profile)
+        )
     return found
 
 
-def hidden(profile: Profile) -> float | None:
+def hidden(milliseconds: Mapping[str, float], side: str) -> float | None:
+    """See :attr:`Found.hidden`."""
+    alone, plain = milliseconds[PRODUCT], milliseconds[PLAIN]
+    return None if side == PRODUCT or plain <= alone else (plain - milliseconds[side]) / (plain - alone)
+
+
+def beside(profile: Profile) -> float | None:
     """The part of the communication's time while something is computed; None without communication."""
     communicating = profile.busy.get(Kind.GATHER, 0.0) + profile.busy.get(Kind.REDUCE, 0.0)
     return None if communicating == 0 else 1.0 - profile.exposed / communicating
@@ -147,13 +157,12 @@ class Built:
             return lambda: linear(conversions.gather_varying(x, cut), weight)
         if self.side == PLAIN:
             return lambda: conversions.reduce_scatter(linear(x, weight), cut)
-        always = OverlapPolicy(min_nbytes=0, features_per_peer=0)
+        copies = OverlapPolicy(min_copied_nbytes=0, copied_features_per_peer=0)
         policy = {
-            "ours": OverlapPolicy(),
-            "cut": always,
-            "sends": replace(always, gather_by="sends"),
-            "halves": replace(always, chunk_nbytes=0, max_chunks=2),
-            "quarters": replace(always, chunk_nbytes=0, max_chunks=4),
+            OURS: OverlapPolicy(),
+            "copies": copies,
+            "uncut": replace(copies, copied_features_per_peer=2**30),
+            "chunks": OverlapPolicy(max_peer_nbytes=0, min_nbytes=0, features_per_peer=0),
         }[self.side]
         if self.layer.by_columns:
             return lambda: all_gather_matmul(x, [weight], cut, policy=policy)[0][0]
@@ -209,22 +218,43 @@ def _compare(built: dict[str, Built]) -> None:
                 )
 
 
-def _one_round(step: Callable[[], None], course: Course) -> float:
-    """Milliseconds of a step of the device."""
+def _in_turn(steps: Mapping[str, Callable[[], None]], course: Course) -> dict[str, list[float]]:
+    """Milliseconds of every step of every side, which take turns."""
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    on_gpu = device() == "cuda"
+    waits = {side: _host_milliseconds(step, course) if on_gpu else 0.0 for side, step in steps.items()}
+    for _ in range(course.rounds * course.timed):
+        for side, step in steps.items():
+            times[side].append(_behind_a_wait(step, waits[side]) if on_gpu else times_on_host(step, 1)[0])
+    return times
+
+
+def _host_milliseconds(step: Callable[[], None], course: Course) -> float:
+    """What the host takes to launch a warm step, the longest of all ranks."""
     import torch
 
     for _ in range(course.warm):
         step()
     wait()
-    torch.distributed.barrier()
-    wait()
-    if device() != "cuda":
-        return statistics.mean(times_on_host(step, course.timed))
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(CLOCKS_BEFORE)
-    first.record()
-    for _ in range(course.timed):
+    longest = torch.tensor(max(times_on_host(step, 3)), device="cuda")
+    torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
+    return float(longest.item())
+
+
+def _behind_a_wait(step: Callable[[], None], host_milliseconds: float) -> float:
+    """Milliseconds of a step on the devices; see above. If the host was late nevertheless, it gets more time, and tries again."""
+    import torch
+
+    ready = torch.zeros(1, device="cuda")
+    while True:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int((1.5 * host_milliseconds + 0.3) * CLOCKS_PER_MS))
+        torch.distributed.all_reduce(ready)
+        first.record()
         step()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last) / course.timed)
+        last.record()
+        was_late = torch.tensor(float(first.query()), device="cuda")
+        torch.distributed.all_reduce(was_late, torch.distributed.ReduceOp.MAX)
+        if not was_late.item():
+            return float(first.elapsed_time(last))
+        host_milliseconds = 2.0 * host_milliseconds

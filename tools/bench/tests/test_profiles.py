@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from bench.profiles import COLUMNS, Activity, Kind, Profile, kind_of, length, union
+from bench.profiles import (
+    COLUMNS,
+    Activity,
+    Kind,
+    Profile,
+    durations_of,
+    kind_of,
+    length,
+    shortest_of,
+    union,
+    without_waiting,
+)
 
 # As kineto names them.
 NAMES = {
@@ -117,6 +128,33 @@ def test_the_sums_close() -> None:
     found = Profile.of([Activity(e["name"], e["ts"], e["ts"] + e["dur"]) for e in STEP], 1)
     computing = 2.0 + 0.5 + 2.5
     assert found.span == pytest.approx(computing + found.exposed + found.idle)
+
+
+def collective(start: float, end: float) -> Activity:
+    return Activity("ncclDevKernel_AllGather", start, end)
+
+
+def test_a_rank_that_waits_for_another_one_does_not_communicate() -> None:
+    # The other rank comes to the first gather 3 ms later, and to the second one earlier.
+    early = [collective(0, 4000), Activity("nvjet", 3500, 5000), collective(6000, 7000)]
+    late = [collective(3000, 4000), Activity("nvjet", 4000, 5500), collective(5500, 7000)]
+    shortest = shortest_of([durations_of(early), durations_of(late)])
+    assert shortest == {"ncclDevKernel_AllGather": [1000, 1000]}
+    assert without_waiting(early, shortest)[0] == collective(3000, 4000)
+    found = Profile.of(early, 1, shortest)
+    assert (found.exposed, found.waiting, found.busy[Kind.GATHER]) == (0.5 + 1.0, 3.0, 2.0)
+    assert found.idle == 1.0
+    found = Profile.of(late, 1, shortest)
+    assert (found.exposed, found.waiting, found.idle) == (2.0, 0.5, 0.0)
+    assert Profile.of(early, 1).exposed == 3.5 + 1.0
+
+
+def test_copies_wait_for_nobody_and_collectives_that_do_not_match_count_whole() -> None:
+    copies = [Activity("Memcpy PtoP (Device -> Device)", 0, 9)]
+    assert durations_of(copies) == {}
+    ranks = [durations_of([collective(0, 4)]), durations_of([collective(0, 1), collective(1, 2)])]
+    assert shortest_of(ranks) == {}
+    assert without_waiting([collective(0, 4)], {}) == [collective(0, 4)]
 
 
 def test_the_heaviest_kernels_and_the_longest_gaps_are_named() -> None:

@@ -32,8 +32,8 @@ def multiply_and_scatter(
     says.
     """
     platform = get_platform()
-    like = xs[0] if xs else summand
-    features = factors[0].shape[1] if xs else summand.shape[-1]
+    like: Tensor = xs[0] if xs else summand
+    features = factors[0].shape[1] if xs else like.shape[-1]
     halves = halves_for(like.dtype, platform.device_of(like), features, rows, policy)
     if halves is not None:
         exchange = CopiedExchange(rows, features, like.dtype, platform.device_of(like), halves)
