@@ -1,8 +1,20 @@
-"""Optimizers, schedules and clipping for sharded parameters.
+"""Optimizers, learning-rate schedules and the clipping of gradient norms, for parameters sharded over ranks.
 
-There is no code in this package yet: it holds its name and version until the release that brings it.
+Importing this package imports no framework.
 """
 
-from hp_optim.__about__ import __version__
+from typing import TYPE_CHECKING
 
-__all__ = ["__version__"]
+from hp_optim.__about__ import __version__ as __version__
+from hp_platform.lazy import attach
+
+if TYPE_CHECKING:
+    from hp_optim.clip.norms import clip_grad_norm_ as clip_grad_norm_
+    from hp_optim.clip.norms import get_grad_norm as get_grad_norm
+
+_WHERE = {
+    "clip_grad_norm_": "clip.norms",
+    "get_grad_norm": "clip.norms",
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, _WHERE)

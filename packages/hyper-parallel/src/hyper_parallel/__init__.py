@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_fsdp import show_memory as show_memory
+    from hp_optim import clip_grad_norm_ as clip_grad_norm_
+    from hp_optim import get_grad_norm as get_grad_norm
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -158,6 +160,7 @@ _WHERE = {
     "async_save": "hp_dtensor",
     "check_spmd": "hp_dtensor",
     "checkpoint": "hp_recompute",
+    "clip_grad_norm_": "hp_optim",
     "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",
     "describe": "hp_tp",
@@ -170,6 +173,7 @@ _WHERE = {
     "fully_shard": "_compat",
     "get_backend": "hp_platform",
     "get_current_mesh": "hp_platform",
+    "get_grad_norm": "hp_optim",
     "get_group_local_rank": "hp_platform",
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
