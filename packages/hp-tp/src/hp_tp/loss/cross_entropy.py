@@ -2,8 +2,9 @@
 
 [Note: what lives until backward] The scores themselves, in their own dtype, and a few numbers per row. The softmax is computed
 again from them in backward, ``exp(x - lse)``, which costs one pass over what must be read anyway; kept, it would be a second
-copy of the scores, in float32. Forward and backward work block by block, so that 16-bit scores are never held in float32 as a
-whole. The gradient needs nothing of the other ranks.
+copy of the scores, in float32. 16-bit scores are never held in float32 as a whole: where the platform has kernels for it, forward
+and backward are one pass each that widens in registers, elsewhere they work block by block. The gradient needs nothing of the
+other ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from hp_platform import get_platform
 from hp_platform.on_platform import once
 from hp_tp.loss.classes import ClassCut
+from hp_tp.loss.kernels import gradient_by, kernels_for, losses_by, told_by
 from hp_tp.loss.log_softmax import log_softmax
 from hp_tp.loss.options import LossOptions
 from hp_tp.loss.rows import (
@@ -49,7 +51,8 @@ def row_losses(
         options: the reduction does not count here.
 
     Communication: one all-reduce (max) of a number per row, and one (sum) of 2 numbers per row, 3 with smoothing, one more with
-    weights that are cut; in backward none. A backward that is itself recorded, for a second derivative, takes those of
+    weights that are cut; by the platform's kernels one all-gather of 3 numbers per row, one more with smoothing, one with weights, one
+    with both; in backward none. A backward that is itself recorded, for a second derivative, takes those of
     :func:`hp_tp.loss.log_softmax.log_softmax`.
     """
     losses, counts = _functions().RowLosses.apply(x, target, weight, cut, options)
@@ -117,16 +120,22 @@ def _functions(platform: Any) -> SimpleNamespace:
         def forward(
             ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, cut: ClassCut, options: LossOptions
         ) -> tuple[Tensor, Tensor]:
-            targets = targets_of(target, cut, options.ignore_index)
-            refuse_unknown(targets, cut.num_classes)
             weight = None if weight is None else platform.detach(weight)
             weights = own_weights(weight, cut, options)
             scores = platform.detach(x)
-            largest = largest_of(scores)
-            wait = cut.begin_largest(largest)
-            sums = row_sums(scores, largest, targets, weights, bool(options.label_smoothing))
-            found = losses_of_rows(cut, options, largest, wait, sums, targets, weight)
+            kernels = kernels_for(scores)
+            if kernels is not None:
+                told = told_by(kernels, scores, target, weights, cut, options)
+                found = losses_by(kernels, told, target, cut, options, is_weighted=weights is not None)
+            else:
+                targets = targets_of(target, cut, options.ignore_index)
+                refuse_unknown(targets, cut.num_classes)
+                largest = largest_of(scores)
+                wait = cut.begin_largest(largest)
+                sums = row_sums(scores, largest, targets, weights, bool(options.label_smoothing))
+                found = losses_of_rows(cut, options, largest, wait, sums, targets, weight)
             ctx.cut, ctx.options, ctx.is_weighted = cut, options, weights is not None
+            ctx.kernels = kernels
             kept = [x, target, found.lse, found.of_softmax, found.of_target]
             ctx.save_for_backward(*kept, *([] if weights is None else [weights]))
             ctx.mark_non_differentiable(found.counts)
@@ -136,6 +145,11 @@ def _functions(platform: Any) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple:
             x, target, lse, of_softmax, of_target, *rest = ctx.saved_tensors
             weights = rest[0] if ctx.is_weighted else None
+            if ctx.kernels is not None and not platform.is_grad_enabled():
+                out = platform.empty(tuple(x.shape), x.dtype, platform.device_of(x))
+                factors = lse, of_softmax, of_target
+                gradient_by(ctx.kernels, x, out, target, weights, factors, g, ctx.cut, ctx.options)
+                return out, None, None, None, None
             targets = targets_of(target, ctx.cut, ctx.options.ignore_index)
             g = platform.where(targets.is_kept, g, platform.zeros_like(g))
             rows: tuple[Tensor, ...] = (lse, g * of_softmax, g * of_target)

@@ -55,8 +55,8 @@ def linear_cross_entropy(
             targets that are not ignored (NaN if all are).
         ignore_index: this target counts for nothing.
         label_smoothing: share of the target, 0 to 1, that is spread evenly over all classes.
-        chunk_size: how many classes are worked on at a time. Default: so many that their scores are 64 MB of float32 (4 MB on a
-            CPU), but at most a quarter of this rank's classes.
+        chunk_size: how many classes are worked on at a time. Default: so many that their scores are 64 MB of float32 (128 MB with
+            kernels, see below; 4 MB on a CPU), but at most a quarter of this rank's classes.
         num_classes: of all ranks together; only and always with ``mesh`` or ``group``.
         mesh: a mesh of one dim along which the classes are cut.
         group: or a process group, in the order of its ranks.
@@ -65,12 +65,15 @@ def linear_cross_entropy(
     ``torch.autocast`` operands are cast as those of ``linear`` are. Each row of the gradient of ``linear_weight`` is one product over
     all tokens, which kernels sum in float32; the gradient of ``input`` is added up over chunks in float32. Each is rounded once.
 
-    Memory: forward and backward take about three times the scores of a chunk, and float32 of the size of ``input``; until backward
-    nothing is kept but operands and a few numbers per token. A backward that is itself recorded (for second derivatives)
+    On cuda with Triton, operands of 16 or 32 bits take kernels: one pass over a chunk's scores forward, and one backward.
+
+    Memory: forward and backward take about three times the scores of a chunk (with kernels one and a half), and float32 of the size
+    of ``input``; until backward nothing is kept but operands and a few numbers per token. A backward that is itself recorded (for second derivatives)
     holds the logits of this rank's classes.
 
     Communication with cut classes, whatever the number of chunks: one all-reduce (max) of a number per token, one (sum) of 2
-    numbers per token, 3 with smoothing; in backward one all-reduce of the size of ``input``. ValueError for shapes, sizes, dtypes
+    numbers per token, 3 with smoothing (with kernels one all-gather of 3 numbers per token instead, one more with smoothing, one with
+    weights, one with both); in backward one all-reduce of the size of ``input``. ValueError for shapes, sizes, dtypes
     and options that do not fit; a target that is no class is refused by the framework's kernel.
     """
     options = checked_options(_NAME, reduction, ignore_index, label_smoothing)

@@ -20,14 +20,23 @@ Models, arXiv 2411.09009 (classes as the inner loop).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from hp_platform import get_platform
 from hp_platform.on_platform import once
 from hp_tp.loss.classes import ClassCut
-from hp_tp.loss.cross_entropy import gradient_block, own_weights, row_losses
+from hp_tp.loss.cross_entropy import own_weights, row_losses
+from hp_tp.loss.kernels import kernels_for, losses_by, told_by
+from hp_tp.loss.linear_gradients import (
+    chunks,
+    composed_gradient,
+    gradients,
+    kernel_gradient,
+    part_of,
+    scores_of,
+)
 from hp_tp.loss.options import LossOptions
 from hp_tp.loss.rows import (
     RowSums,
@@ -67,28 +76,13 @@ def linear_row_losses(
 
 
 def usual_chunk(x: Tensor, num_classes: int) -> int:
-    """So many classes that their scores are 64 MB of float32 (4 MB on a CPU), but never more than a quarter of all."""
-    return max(1, min(block_size(x) // max(1, x.shape[0]), -(-num_classes // 4)))
+    """So many classes that their scores are 64 MB of float32 (4 MB on a CPU), but never more than a quarter of all.
 
-
-def _chunks(num_classes: int, chunk: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, num_classes, chunk):
-        yield start, min(chunk, num_classes - start)
-
-
-def _part_of(x: Tensor | None, start: int, length: int) -> Tensor | None:
-    return None if x is None else get_platform().narrow(x, 0, start, length)
-
-
-def _scores(x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Tensor:
-    """``x W^T + b``, of 16-bit operands in float32: never rounded."""
-    platform = get_platform()
-    turned, dtype = platform.transpose(linear_weight, 0, 1), wide(x.dtype)
-    if platform.dtype_name(x.dtype) == dtype:
-        scores = platform.matmul(x, turned)
-    else:
-        scores = platform.matmul_in(x, turned, dtype)
-    return scores if linear_bias is None else platform.add_(scores, platform.cast(linear_bias, dtype))
+    128 MB where the platform has kernels, which hold half of that beside the scores where operations hold twice as much: with fewer
+    chunks the gradient of ``x`` is read and written less often. Larger ones gain nothing: the products are large enough.
+    """
+    times = 1 if kernels_for(x) is None else 2
+    return max(1, min(times * block_size(x) // max(1, x.shape[0]), -(-num_classes // 4)))
 
 
 def _merged(largest: Tensor, sums: RowSums, other_largest: Tensor, other: RowSums) -> tuple[Tensor, RowSums]:
@@ -121,15 +115,21 @@ def _functions(platform: Any) -> SimpleNamespace:
             layer = [None if y is None else platform.detach(y) for y in (x, linear_weight, linear_bias)]
             weight = None if weight is None else platform.detach(weight)
             weights = own_weights(weight, cut, options)
-            targets = targets_of(target, cut, options.ignore_index)
-            refuse_unknown(targets, cut.num_classes)
-            largest, sums = _sums(layer, target, weights, cut, options, chunk)
-            found = losses_of_rows(cut, options, largest, cut.begin_largest(largest), sums, targets, weight)
+            kernels = kernels_for(layer[0])
+            if kernels is not None:
+                told = _told(kernels, layer, target, weights, cut, options, chunk)
+                found = losses_by(kernels, told, target, cut, options, is_weighted=weights is not None)
+            else:
+                targets = targets_of(target, cut, options.ignore_index)
+                refuse_unknown(targets, cut.num_classes)
+                largest, sums = _sums(layer, target, weights, cut, options, chunk)
+                wait = cut.begin_largest(largest)
+                found = losses_of_rows(cut, options, largest, wait, sums, targets, weight)
             kept = [x, linear_weight, target, found.lse, found.of_softmax, found.of_target]
             more = [y for y in (linear_bias, weight) if y is not None]
             ctx.save_for_backward(*kept, *more)
             ctx.has_bias, ctx.is_weighted = linear_bias is not None, weight is not None
-            ctx.cut, ctx.options, ctx.chunk = cut, options, chunk
+            ctx.cut, ctx.options, ctx.chunk, ctx.kernels = cut, options, chunk, kernels
             ctx.mark_non_differentiable(found.counts)
             return found.losses, found.counts
 
@@ -143,16 +143,18 @@ def _functions(platform: Any) -> SimpleNamespace:
             if platform.is_grad_enabled():
                 found = _differentiable_gradients(layer, needed, target, weight, cut, options, g)
                 return (*found, *(None,) * 5)
+            weights = own_weights(weight, cut, options)
+            if ctx.kernels is not None:
+                factors = lse, of_softmax, of_target
+                by_kernels = kernel_gradient(ctx.kernels, target, weights, factors, g, options, x.dtype)
+                return *gradients(layer, needed, cut, ctx.chunk, by_kernels), *(None,) * 5
             is_kept = target != options.ignore_index
             g = platform.where(is_kept, g, platform.zeros_like(g))
-            factors: list[Tensor] = [lse, g * of_softmax, g * of_target]
+            rows: list[Tensor] = [lse, g * of_softmax, g * of_target]
             if options.label_smoothing:
-                factors.append(g * number(spread_factor(options, cut), g))
-            weights = own_weights(weight, cut, options)
-            return (
-                *_gradients(layer, needed, target, weights, cut, options, ctx.chunk, factors),
-                *(None,) * 5,
-            )
+                rows.append(g * number(spread_factor(options, cut), g))
+            composed = composed_gradient(target, weights, rows, options, x.dtype)
+            return *gradients(layer, needed, cut, ctx.chunk, composed), *(None,) * 5
 
     return SimpleNamespace(LinearRowLosses=LinearRowLosses)
 
@@ -168,55 +170,40 @@ def _sums(
     largest = platform.full((x.shape[0],), float("-inf"), dtype, device)
     zeros = platform.zeros((x.shape[0],), dtype, device)
     sums = RowSums(zeros, zeros, zeros if has_spread else None)
-    for start, length in _chunks(cut.size, chunk):
-        scores = _scores(x, _part_of(linear_weight, start, length), _part_of(linear_bias, start, length))
+    for start, length in chunks(cut.size, chunk):
+        scores = scores_of(x, part_of(linear_weight, start, length), part_of(linear_bias, start, length))
         own_largest = largest_of(scores)
         targets = targets_of(target, cut.part(start, length), options.ignore_index)
-        own = row_sums(scores, own_largest, targets, _part_of(weights, start, length), has_spread)
+        own = row_sums(scores, own_largest, targets, part_of(weights, start, length), has_spread)
         largest, sums = _merged(largest, sums, own_largest, own)
     return largest, sums
 
 
-def _gradients(
+def _told(
+    kernels: Any,
     layer: Sequence[Any],
-    needed: Sequence[bool],
     target: Tensor,
     weights: Any,
     cut: ClassCut,
     options: LossOptions,
     chunk: int,
-    factors: Sequence[Tensor],
-) -> list[Any]:
-    """Of input, weight and bias as far as they are needed, chunk by chunk."""
+) -> Tensor:
+    """What this rank's scores tell, chunk by chunk; a chunk's scores are gone before the next are made."""
     platform = get_platform()
     x, linear_weight, linear_bias = layer
-    dtype, device = wide(x.dtype), platform.device_of(x)
-    is_empty = 0 in x.shape or cut.size == 0
-    of_x = platform.zeros(tuple(x.shape), dtype, device) if needed[0] else None
-    of_weight = platform.zeros_like(platform.detach(linear_weight)) if needed[1] else None
-    of_bias = []
-    for start, length in () if is_empty else _chunks(cut.size, chunk):
-        part = _part_of(linear_weight, start, length)
-        scores = _scores(x, part, _part_of(linear_bias, start, length))
-        targets = targets_of(target, cut.part(start, length), options.ignore_index)
-        lse, a, b, *rest = factors
-        places = targets.ids, targets.is_mine
-        own = gradient_block(
-            scores, lse, a, b, rest[0] if rest else None, places, _part_of(weights, start, length)
-        )
-        if needed[2]:
-            of_bias.append(platform.cast(platform.sum(own, 0), linear_bias.dtype))
-        own = platform.cast(own, x.dtype)
-        if needed[1]:
-            platform.matmul_into(_part_of(of_weight, start, length), platform.transpose(own, 0, 1), x)
-        if needed[0] and platform.dtype_name(x.dtype) == dtype:
-            platform.matmul_into(of_x, own, part, of_x)
-        elif needed[0]:
-            platform.add_(of_x, platform.matmul_in(own, part, dtype))
-    of_x = platform.cast(of_x, x.dtype) if needed[0] else None
-    if needed[2] and is_empty:
-        of_bias.append(platform.zeros_like(platform.detach(linear_bias)))
-    return [of_x, of_weight, platform.cat(of_bias) if needed[2] else None]
+
+    def of_chunk(start: int, length: int, told: Tensor | None) -> Tensor:
+        own = part_of(linear_weight, start, length), part_of(linear_bias, start, length)
+        part, some = cut.part(start, length), part_of(weights, start, length)
+        return told_by(kernels, scores_of(x, *own), target, some, part, options, told)
+
+    if cut.size == 0:
+        none = platform.empty((x.shape[0], 0), wide(x.dtype), platform.device_of(x))
+        return told_by(kernels, none, target, weights, cut, options)
+    told = None
+    for start, length in chunks(cut.size, chunk):
+        told = of_chunk(start, length, told)
+    return told
 
 
 def _differentiable_gradients(
