@@ -77,6 +77,35 @@ def test_logits_gradients_and_words_are_those_of_one_process(world: World, name:
         assert words[0] == words[1]
 
 
+@distributed(world_size=2, backends=("torch",), timeout=120)
+def test_grouped_products_of_experts_take_parts_of_whole_sixteen_bytes(world: World) -> None:
+    """float32: 4 elements. 16 are 8 and 8; of 20 a rank has 10."""
+    ids, name = ids_of(world, 7), "mixtral"
+    changes = {"experts_implementation": "grouped_mm", "num_hidden_layers": 1}
+    reference, model = (build(name, intermediate_size=16, **changes).float() for _ in range(2))
+    parallel(world, model)
+    expected, found = (m(ids).logits for m in (reference, model))
+    limits = {"rtol": 0.0, "atol": 1e-4}  # float32
+    assert_parity(whole(found), expected.detach(), **limits, name="logits")
+    for logits in (expected, found):
+        square_of(logits).backward()
+    assert_parity(gradients(model), gradients(reference), **limits, name="gradients")
+    for inner in (20, 4):
+        model = build(name, intermediate_size=inner, **changes).float()
+        with pytest.raises(
+            ValueError,
+            match=rf"^'model\.layers\.0\.mlp\.experts': StackedExperts: the inner size {inner} of this MixtralExperts is cut over 2 "
+            rf"ranks into {inner // 2}, {inner // 2}, but grouped_mm takes multiples of 4 elements of 4 bytes: let the model .* "
+            r'model\.set_experts_implementation\("batched_mm"\)',
+        ):
+            parallel(world, model)
+        for way in ("batched_mm", "eager"):
+            reference, model = (build(name, intermediate_size=inner, **changes).float() for _ in range(2))
+            model.set_experts_implementation(way)
+            parallel(world, model)
+            assert_parity(whole(model(ids).logits), reference(ids).logits.detach(), **limits, name=way)
+
+
 def test_layers_that_are_not_linear_are_named_in_the_refusal() -> None:
     transformers_models.KINDS["gpt2"] = (
         "GPT2Config",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor, Partial, Placement, Shard, conversions
+from hp_dtensor.chunk import chunk_sizes
 from hp_platform import get_platform
 from hp_tp.plans.overriding import OverridingStyle
 from hp_tp.plans.replicated import own_pieces
@@ -22,6 +23,9 @@ PAIR = "gate_up_proj"
 CUT_DIMS = {"gate_proj": 1, "up_proj": 1, "down_proj": 2, "w1": 1, "w3": 1, "w2": 2, PAIR: 2}
 """Where the inner size of the experts is in ``(experts, out, in)``, and in the pair ``(experts, 2, inner, hidden)``."""
 
+GROUPED_NBYTES = 16
+"""Of which rows of grouped products must be multiples."""
+
 
 class StackedExperts(OverridingStyle):
     """Cut every expert of a module that holds them all, over its inner size.
@@ -34,12 +38,16 @@ class StackedExperts(OverridingStyle):
     becomes a DTensor ``(experts, 2, inner, hidden)``, Shard(2), under its old name; forward sees ``(experts, 2 inner / ranks,
     hidden)``. For a state dict in the old shape: ``full_tensor().flatten(1, 2)``.
 
+    [Note: grouped products] Models of transformers compute all experts at once by ``grouped_mm`` unless they are told otherwise. That
+    kernel takes rows of multiples of 16 bytes, so every rank's part of the inner size must be one (8 elements of bfloat16, 4 of
+    float32), and no rank may be without a part. Other ways (``experts_implementation="eager"`` or ``"batched_mm"``) take any size.
+
     Args:
         use_local_output: whether the results are summed at once, and handed out as a plain tensor (default); or handed out as a
             DTensor that is a sum still, so that who wants a part of it gets that by a reduce-scatter.
 
     Communication per call: one all-reduce of the result, or none; in backward one all-reduce of the gradient of every argument
-    that has one. ValueError for a module with other parameters.
+    that has one. ValueError for a module with other parameters, and for an inner size whose parts its kernel does not take.
     """
 
     def __init__(self, *, use_local_output: bool = True) -> None:
@@ -57,6 +65,7 @@ class StackedExperts(OverridingStyle):
                     f"StackedExperts takes parameters (experts, out, in) named {', '.join(CUT_DIMS)}, but this {kind} has "
                     f"{name!r} of shape {tuple(parameter.shape)}: cut it by a style of its own"
                 )
+        _check_kernel(module, own, mesh.shape[0])
         return SummedExperts(mesh, self.use_local_output)
 
     def place(self, module: Module, mesh: Any) -> None:
@@ -73,6 +82,24 @@ class StackedExperts(OverridingStyle):
         halves = platform.reshape(platform.detach(pair), (experts, 2, rows // 2, hidden))
         is_trained = platform.requires_grad(pair)
         platform.set_parameter(module, PAIR, platform.parameter(halves, requires_grad=is_trained))
+
+
+def _check_kernel(module: Module, own: Mapping[str, Any], num_ranks: int) -> None:
+    """ValueError where the module's forward will be grouped products that do not take the parts. See [Note: grouped products]."""
+    way = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if way != "grouped_mm":
+        return
+    for name, parameter in own.items():
+        inner = parameter.shape[1] // 2 if name == PAIR else parameter.shape[CUT_DIMS[name]]
+        itemsize = get_platform().itemsize(parameter.dtype)
+        sizes = chunk_sizes(inner, num_ranks)
+        if any(size == 0 or size * itemsize % GROUPED_NBYTES for size in sizes):
+            raise ValueError(
+                f"StackedExperts: the inner size {inner} of this {type(module).__name__} is cut over {num_ranks} ranks into "
+                f"{', '.join(map(str, sizes))}, but grouped_mm takes multiples of {GROUPED_NBYTES // itemsize} elements of "
+                f"{itemsize} bytes: let the model compute its experts another way, "
+                f'model.set_experts_implementation("batched_mm") or ("eager"), or take a number of ranks that fits'
+            )
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ def plan_for(
       with this rank's heads, so that every attention kernel and cache works; else, and where there is dropout, on DTensors.
     * norms: :class:`hp_tp.SequenceParallel`; without ``sequence_parallel`` they are computed whole on every rank.
     * embedding and head: cut along the vocabulary, both alike, so that they may share a parameter.
-    * mixtures of experts: the router is whole on every rank, every expert is cut as a feed-forward layer is.
+    * mixtures of experts: the router is whole on every rank, every expert is cut as a feed-forward layer is. Stacked experts that
+      are multiplied by ``grouped_mm`` need parts of multiples of 16 bytes: see :class:`hp_tp.StackedExperts`.
     * everything else with parameters is whole on every rank; the plan names it, with the reason (``plan.replicated``).
 
     Communication per block: those of the styles: with ``b`` bytes of hidden states two all-reduces of ``b`` in forward and two in
