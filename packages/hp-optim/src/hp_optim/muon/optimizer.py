@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hp_dtensor.placements import Partial
@@ -153,6 +153,29 @@ class MuonSteps(OptimizerSteps):
                     "ranks: redistribute it to Shard or Replicate, then make the optimizer"
                 )
 
+    # --- state dicts
+    def state_dict(self) -> dict[str, Any]:
+        """``{"state": ..., "param_groups": ...}``, sharded; nothing is copied or communicated. ``split`` and ``scale`` are left out where
+        they are functions; a parameter that never had a gradient has no entry in the state.
+        """
+        found = super().state_dict()
+        for group in found["param_groups"]:
+            for key in (key for key in _FUNCTIONS if callable(group.get(key))):
+                del group[key]
+            if group["ns_dtype"] is not None:
+                group["ns_dtype"] = self.platform.dtype_name(self.platform.dtype(group["ns_dtype"]))
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take groups and state of a dict of :meth:`state_dict` from the same shards; values are copied. ``split`` and ``scale`` that
+        the dict leaves out stay.
+        """
+        own = [{key: group[key] for key in _FUNCTIONS} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, functions in zip(self.param_groups, own, strict=True):
+            for key, value in functions.items():
+                group.setdefault(key, value)
+
     # --- a step
     def _forget_plans(self) -> None:
         self._plans: Plans | None = None
@@ -233,6 +256,7 @@ class MuonSteps(OptimizerSteps):
                 storage = platform.device_of(local_of(parameter))
                 spec = getattr(parameter, "_spec", None)
                 device = _device_of(platform, spec, storage)
+                self._check_momentum(parameter, label)
                 dtype = group["ns_dtype"]
                 if dtype is None:
                     dtype = "bfloat16" if platform.supports("bfloat16_compute", device) else "float32"
@@ -250,6 +274,17 @@ class MuonSteps(OptimizerSteps):
                     )
                 )
         return found
+
+    def _check_momentum(self, parameter: Any, label: str) -> None:
+        """RuntimeError for a momentum that was loaded from other shards."""
+        state = self.state.get(parameter)
+        if state:
+            found, local = local_of(state[BUFFER]), local_of(parameter)
+            if tuple(found.shape) != tuple(local.shape):
+                raise RuntimeError(
+                    f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
+                    f"rank, which holds {tuple(local.shape)} of it: a state dict of other shards is loaded through hp_dtensor.load"
+                )
 
 
 def named(group: Group) -> list[tuple[Any, str]]:
