@@ -11,8 +11,10 @@ from hp_platform.lazy import attach
 if TYPE_CHECKING:
     from hp_optim.clip.norms import clip_grad_norm_ as clip_grad_norm_
     from hp_optim.clip.norms import get_grad_norm as get_grad_norm
+    from hp_optim.muon.native import Muon as Muon
 
 _WHERE = {
+    "Muon": "muon.native",
     "clip_grad_norm_": "clip.norms",
     "get_grad_norm": "clip.norms",
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hp_dtensor import Partial, Replicate, Shard, distribute_tensor
-from hp_optim.muon.optimizer import Muon
+from hp_optim import Muon
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hp_dtensor import RaggedShard, Replicate, Shard, StridedShard, distribute_tensor
-from hp_optim.muon.optimizer import Muon
+from hp_optim import Muon
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, distributed
 

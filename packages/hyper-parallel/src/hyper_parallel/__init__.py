@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_fsdp import show_memory as show_memory
+    from hp_optim import Muon as Muon
     from hp_optim import clip_grad_norm_ as clip_grad_norm_
     from hp_optim import get_grad_norm as get_grad_norm
     from hp_platform import DeviceMesh as DeviceMesh
@@ -130,6 +131,7 @@ _WHERE = {
     "ModuleCuts": "hp_tp",
     "OffloadPolicy": "hp_fsdp",
     "OverlapPolicy": "hp_tp",
+    "Muon": "hp_optim",
     "ParallelPlan": "hp_tp",
     "ParallelStyle": "hp_dtensor",
     "ParameterExtension": "hp_fsdp",

@@ -3,5 +3,5 @@
 Read in this order: :mod:`coefficients` (the polynomials), :mod:`newton_schulz` (batches of matrices), :mod:`matrices` (of which
 matrices a parameter is made), :mod:`scale` (how large an update is). Then what sharding adds: :mod:`parts` (who holds what of a
 matrix), :mod:`owners` (who orthogonalises it), :mod:`routes`, :mod:`batches`, :mod:`exchange` and :mod:`pipeline` (how it gets
-there and back), :mod:`step`, :mod:`plan` and :mod:`optimizer` (the class).
+there and back), :mod:`step`, :mod:`plan` and :mod:`optimizer`.
 """

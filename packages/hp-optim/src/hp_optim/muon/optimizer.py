@@ -1,4 +1,4 @@
-"""Muon: the class; see :class:`MuonSteps`."""
+"""Muon: what the class consists of, whatever the framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hp_dtensor.spec import shown
 from hp_optim.base import OptimizerSteps, gradient_of
 from hp_optim.checks import NAMES, PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
-from hp_optim.make_class import make_optimizer_class
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
 from hp_optim.muon.matrices import Split, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
@@ -318,7 +317,3 @@ def _device_of(platform: Any, spec: Any, storage: str) -> str:
     """Where the matrices of a parameter are orthogonalised: on the kind of device that its mesh says."""
     kind = storage.partition(":")[0] if spec is None else spec.mesh.device_type
     return storage if kind == storage.partition(":")[0] else platform.device(kind).current()
-
-
-Muon: Any = make_optimizer_class("Muon", MuonSteps)
-"""The class of the framework in use."""
