@@ -28,7 +28,14 @@ def linear_of_whole(
     The first layer that gets a piece gathers it beside its product; those that get the same tensor find it whole. In code that is
     being compiled, for small inputs and those that are no pieces of their rows, it is just that.
     """
-    platform, found = get_platform(), _piece(x, door)
+    platform = get_platform()
+    # A first bound, of a DTensor far too high: what is small is to cost the host nothing.
+    is_small = platform.is_compiling() or policy.is_plain(
+        math.prod(x.shape) * door.mesh.shape[0] * platform.itemsize(x.dtype)
+    )
+    if is_small:
+        return platform.linear(enter_whole(x, door), weight, bias)
+    found = _piece(x, door)
     if found is None or policy.is_plain(math.prod(found[2]) * platform.itemsize(x.dtype)):
         return platform.linear(enter_whole(x, door), weight, bias)
     local, dim, shape = found
@@ -66,9 +73,9 @@ def summed_linear(
     x: Tensor, weight: Tensor, wanted: Placement, door: Door, policy: OverlapPolicy
 ) -> Tensor | None:
     """This rank's piece of the ranks' sum of ``linear(x, weight)``, where the result shall be cut along rows; else None."""
-    if door.mesh.shape[0] == 1 or get_platform().is_compiling():
-        return None
     platform, ndim = get_platform(), len(x.shape)
+    if door.mesh.shape[0] == 1 or platform.is_compiling():
+        return None
     if policy.is_plain(math.prod(x.shape[:-1]) * weight.shape[0] * platform.itemsize(x.dtype)):
         return None
     (wanted,) = resolve(door.mesh, [wanted], ndim)

@@ -58,8 +58,8 @@ def all_gather_matmul(
         )
     if len(cut.sizes) == 1:
         return [platform.linear(x, w, b) for w, b in zip(weights, biases, strict=True)], x
-    rows = Matrices.of(tuple(x.shape), cut)
-    if _is_plain(x, x.shape[-1], rows, policy):
+    rows = _rows_beside(x, x.shape[-1], cut, policy)
+    if rows is None:
         whole = conversions.gather_varying(x, cut, None, used)
         return [platform.linear(whole, w, b) for w, b in zip(weights, biases, strict=True)], whole
     plan = _Plan(rows, policy, len(weights), used)
@@ -89,8 +89,8 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, cut: Cut, *, policy: Overla
     _check(x, [weight], cut, sum(cut.sizes), "matmul_reduce_scatter")
     if len(cut.sizes) == 1:
         return platform.linear(x, weight)
-    rows = Matrices.of(tuple(x.shape), cut)
-    if _is_plain(x, weight.shape[0], rows, policy):
+    rows = _rows_beside(x, weight.shape[0], cut, policy)
+    if rows is None:
         return conversions.reduce_scatter(platform.linear(x, weight), cut)
     plan = _Plan(rows, policy, 1, None)
     x, weight = _as_multiplied([x, weight])
@@ -98,17 +98,21 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, cut: Cut, *, policy: Overla
     return result
 
 
-def _is_plain(x: Tensor, features: int, rows: Matrices, policy: OverlapPolicy) -> bool:
-    """Whether everything runs one after the other: wholes that lie like ``x`` are small for what moves them."""
-    platform = get_platform()
+def _rows_beside(x: Tensor, features: int, cut: Cut, policy: OverlapPolicy) -> Matrices | None:
+    """How the rows lie; None if everything runs one after the other: wholes that lie like ``x`` are small for what moves them."""
+    platform, shape = get_platform(), x.shape
     dtype = platform.product_dtype(x)
-    nbytes = rows.nbytes(features, dtype)
+    others = math.prod(shape[: cut.dim]) * math.prod(shape[cut.dim + 1 : -1])
+    nbytes = others * sum(cut.sizes) * features * platform.itemsize(dtype)
     if policy.is_plain(nbytes):
-        return True
-    return (
+        return None
+    rows = Matrices.of(tuple(shape), cut)
+    if (
         nbytes < policy.min_nbytes
         and halves_for(dtype, platform.device_of(x), features, rows, policy) is None
-    )
+    ):
+        return None
+    return rows
 
 
 def _as_multiplied(xs: list[Tensor]) -> list[Tensor]:
