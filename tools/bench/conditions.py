@@ -8,7 +8,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-DISTRIBUTIONS = ("torch", "torch-npu", "mindspore", "hp-platform", "hp-dtensor", "hp-fsdp", "hp-tp")
+DISTRIBUTIONS = (
+    "torch",
+    "torch-npu",
+    "mindspore",
+    "hp-platform",
+    "hp-dtensor",
+    "hp-fsdp",
+    "hp-tp",
+    "hp-optim",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

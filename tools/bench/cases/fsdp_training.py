@@ -67,7 +67,7 @@ def _empty_cache() -> None:
 def _built(side: Side, setting: Setting) -> Step:
     import torch
 
-    model = _model(side, setting)
+    model = model_of(side, setting)
     backward = _backward(model, setting)
     optimized = list(model.parameters()) if side is not Side.LIMIT else _like_a_shard(model, setting)
     optimizer = torch.optim.AdamW(optimized, lr=RATE, fused=True)
@@ -84,7 +84,7 @@ def _built(side: Side, setting: Setting) -> Step:
 
 def backward_of(side: Side, setting: Setting) -> Step:
     """Forward and backward alone; gradients are dropped."""
-    model = _model(side, setting)
+    model = model_of(side, setting)
     backward, parameters = _backward(model, setting), list(model.parameters())
 
     def step() -> Any:
@@ -113,7 +113,7 @@ def _backward(model: Any, setting: Setting) -> Step:
     return backward
 
 
-def _model(side: Side, setting: Setting) -> Any:
+def model_of(side: Side, setting: Setting) -> Any:
     """Block by block: initialised as a whole, then sharded, so that no more than a block is ever there whole."""
     import torch
     from torch.utils.checkpoint import checkpoint
