@@ -9,9 +9,7 @@ from hp_platform.testing import assert_exports
 
 
 def test_import_loads_no_framework() -> None:
-    script = (
-        "import sys, hp_recompute; print(sorted({'torch', 'torch_npu', 'mindspore', 'numpy'} & set(sys.modules)))"
-    )
+    script = "import sys, hp_recompute; print(sorted({'torch', 'torch_npu', 'mindspore', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

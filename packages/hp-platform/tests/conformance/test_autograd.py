@@ -288,8 +288,30 @@ def test_the_frameworks_own_casts_are_brought_back(platform, make):
         assert platform.matmul(x, x).dtype == x.dtype
 
 
+def test_what_is_kept_of_a_watched_result_counts_the_writes_to_it(platform, device, make, equal, lacks):
+    if lacks("operation_dispatch"):
+        equal(platform.detach_watched(make([3.0])), [3.0])
+        return
+    kept = []
+
+    def keeps(operation, args, kwargs):
+        out = operation(*args, **kwargs)
+        kept.append(platform.detach_watched(out))
+        return out
+
+    x = make([0.0])
+    with platform.watch_operations(keeps):
+        y = platform.exp(x)
+    before = platform.version(kept[0])
+    platform.mul_(y, 2.0)
+    equal(kept[0], [2.0])
+    assert platform.version(kept[0]) == before + 1
+
+
 def test_operations_are_done_by_who_watches(platform, device, make, equal, lacks):
     if lacks("operation_dispatch"):
+        assert not platform.operations_of(platform.exp)
+        assert not platform.can_be_kept(platform.exp)
         with pytest.raises(NotImplementedError, match="operations below autograd"):
             platform.watch_operations(lambda operation, args, kwargs: None)
         return

@@ -11,9 +11,11 @@ from hp_recompute.__about__ import __version__ as __version__
 if TYPE_CHECKING:
     from hp_recompute.checkpointing.calls import checkpoint as checkpoint
     from hp_recompute.checkpointing.errors import CheckpointError as CheckpointError
+    from hp_recompute.checkpointing.policies import CheckpointPolicy as CheckpointPolicy
 
 _WHERE = {
     "CheckpointError": "checkpointing.errors",
+    "CheckpointPolicy": "checkpointing.policies",
     "checkpoint": "checkpointing.calls",
 }
 

@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
     from hp_recompute import CheckpointError as CheckpointError
+    from hp_recompute import CheckpointPolicy as CheckpointPolicy
     from hp_recompute import checkpoint as checkpoint
     from hp_tp import ColwiseParallel as ColwiseParallel
     from hp_tp import DropoutParallel as DropoutParallel
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "CPUOffloadPolicy": "hp_fsdp",
     "CheckpointError": "hp_recompute",
+    "CheckpointPolicy": "hp_recompute",
     "ColwiseParallel": "hp_tp",
     "DFunction": "hp_dtensor",
     "DTensor": "hp_dtensor",
@@ -129,9 +131,9 @@ _WHERE = {
     "MemoryPlan": "hp_fsdp",
     "MixedPrecisionPolicy": "hp_fsdp",
     "ModuleCuts": "hp_tp",
+    "Muon": "hp_optim",
     "OffloadPolicy": "hp_fsdp",
     "OverlapPolicy": "hp_tp",
-    "Muon": "hp_optim",
     "ParallelPlan": "hp_tp",
     "ParallelStyle": "hp_dtensor",
     "ParameterExtension": "hp_fsdp",

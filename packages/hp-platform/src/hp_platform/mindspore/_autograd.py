@@ -235,6 +235,18 @@ class MindSporeAutogradOps:
             'supports("operation_dispatch") first'
         )
 
+    def detach_watched(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """Nothing is watched."""
+        return self.detach(x)
+
+    def can_be_kept(self, operation: Any) -> bool:
+        """Nothing is watched."""
+        return False
+
+    def operations_of(self, function: Any) -> frozenset[Any]:
+        """Nothing is watched."""
+        return frozenset()
+
     def version(self, x: mindspore.Tensor) -> int:
         """Always 0."""
         return 0

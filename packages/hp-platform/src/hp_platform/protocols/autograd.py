@@ -110,6 +110,22 @@ class AutogradOps(Protocol):
         """
         ...
 
+    def detach_watched(self, x: Tensor) -> Tensor:
+        """:meth:`detach` for use inside of ``run`` of :meth:`watch_operations`: writes to ``x`` count in the result's version, too."""
+        ...
+
+    def can_be_kept(self, operation: Any) -> bool:
+        """Whether the results of a watched operation can stand for doing it again: it writes to nothing that it is given, gives no views and
+        no uninitialised memory, and draws no random numbers (later draws would be others).
+        """
+        ...
+
+    def operations_of(self, function: Any) -> frozenset[Any]:
+        """The watched operations that a function of the framework is made of (``torch.matmul``: products of all ranks), or the operation
+        itself; empty for what is not known.
+        """
+        ...
+
     def saved_tensors_hooks(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
     ) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hp_platform.protocols.nn import HookHandle
+from hp_platform.torch._operations import can_be_kept, operations_of
 
 
 class TraceableFunction(torch.autograd.Function):
@@ -138,6 +139,19 @@ class TorchAutogradOps:
     def watch_operations(self, run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
         """By a dispatch mode."""
         return _Watch(run)
+
+    def detach_watched(self, x: torch.Tensor) -> torch.Tensor:
+        """With the dispatch key that shares version counters, which is left out below autograd."""
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            return x.detach()
+
+    def can_be_kept(self, operation: Any) -> bool:
+        """By its schema, tags and name."""
+        return can_be_kept(operation)
+
+    def operations_of(self, function: Any) -> frozenset[Any]:
+        """Overloads."""
+        return operations_of(function)
 
     def version(self, x: torch.Tensor) -> int:
         """Number of in-place writes."""

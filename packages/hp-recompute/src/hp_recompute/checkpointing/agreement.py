@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import Any
 
 from hp_platform.platform import Platform, require
@@ -28,6 +30,7 @@ class Agreement:
         self._check = check
         self._saved: list[tuple[Any, Any]] = []
         self._operations: list[str] = []
+        self._is_paused = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -39,7 +42,7 @@ class Agreement:
         """Around it. CheckpointError inside, at the first operation that differs."""
         if self._check != "operations":
             return nullcontext()
-        return self.platform.watch_operations(_Comparison(self.platform, self._operations))
+        return self.platform.watch_operations(self._comparison(iter(self._operations)))
 
     def saves(self, x: Tensor) -> None:
         """In the first run."""
@@ -59,29 +62,33 @@ class Agreement:
                 'determinism_check="operations" finds the first operation that differs'
             )
 
+    def unseen(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``function(x)``, which is the checkpoint's own work and no operation of the function."""
+        self._is_paused = True
+        try:
+            return function(x)
+        finally:
+            self._is_paused = False
+
     def _note(self, operation: Any, args: Any, kwargs: Any) -> Any:
         self._operations.append(_described(self.platform, operation, args))
         return operation(*args, **kwargs)
 
+    def _comparison(self, expected: Iterator[str]) -> Callable[[Any, Any, Any], Any]:
+        numbers = count()
 
-class _Comparison:
-    """Of operations with those of the first run."""
+        def compare(operation: Any, args: Any, kwargs: Any) -> Any:
+            if not self._is_paused:
+                number, found = next(numbers), _described(self.platform, operation, args)
+                before = next(expected, "nothing: it had ended")
+                if found != before:
+                    raise CheckpointError(
+                        f"operation {number} of a checkpointed function is {found} in its second run, and in the first it was "
+                        f"{before}: it must do the same both times"
+                    )
+            return operation(*args, **kwargs)
 
-    def __init__(self, platform: Platform, expected: list[str]) -> None:
-        self.platform = platform
-        self._expected = expected
-        self._number = 0
-
-    def __call__(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        number, self._number = self._number, self._number + 1
-        found = _described(self.platform, operation, args)
-        expected = self._expected[number] if number < len(self._expected) else "nothing: it had ended"
-        if found != expected:
-            raise CheckpointError(
-                f"operation {number} of a checkpointed function is {found} in its second run, and in the first it was {expected}: it "
-                "must do the same both times"
-            )
-        return operation(*args, **kwargs)
+        return compare
 
 
 def _described(platform: Platform, operation: Any, args: Any) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hp_platform.platform import get_platform
+from hp_recompute.checkpointing.policies import Policy, checked_policy
 from hp_recompute.checkpointing.region import Contexts, Options, Region
 
 
 def checkpoint(
     function: Callable[..., Any],
     *args: Any,
+    policy_fn: Policy | Iterable[Any] | None = None,
     preserve_rng_state: bool = True,
     early_stop: bool = True,
     determinism_check: str = "default",
@@ -29,6 +31,10 @@ def checkpoint(
             twice. It may call ``checkpoint`` itself, hold FSDP units and parallelised layers, and be compiled inside.
         args, kwargs: its arguments. Tensors in nested lists, tuples, dicts and dataclasses are kept by autograd, so writing to one
             before backward is an error; DTensors are taken, too.
+        policy_fn: what is kept beside the arguments, and not computed again: a function ``(context, operation, *args, **kwargs)``
+            that answers with a :class:`hp_recompute.CheckpointPolicy` or with True (keep), asked for every operation below autograd;
+            or a list of operations, or of functions that are made of them (``[torch.matmul]``). None: nothing. See [Note: selective
+            recompute] in :mod:`hp_recompute.checkpointing.policies`. Needs ``operation_dispatch``.
         preserve_rng_state: whether the second run draws the numbers of the first (dropout): the framework's generators of the cpu and
             of the arguments' devices, and the library's default stream. Reading them costs some 10 us; False saves that where
             nothing is drawn from the framework's generators.
@@ -40,14 +46,16 @@ def checkpoint(
     Without recording (no_grad) it is the plain call. A backward of a backward works, and each backward through a retained graph runs
     the function again. Communication: what ``function`` communicates in forward happens again in backward, on all ranks alike.
 
-    Raises :class:`hp_recompute.CheckpointError` if the second run does something else; ValueError for wrong options.
+    Raises :class:`hp_recompute.CheckpointError` if the second run does something else, or if a kept result was changed in place;
+    ValueError for wrong options; NotImplementedError where operations cannot be watched, and a policy or check needs it.
     """
     if not callable(function):
         raise ValueError(
             f"checkpoint takes a callable and its arguments, got {type(function).__name__}: checkpoint(block, x), not "
             "checkpoint(block(x))"
         )
-    options = Options(preserve_rng_state, early_stop, determinism_check, context_fn)
+    policy = None if policy_fn is None else checked_policy(get_platform(), policy_fn)
+    options = Options(preserve_rng_state, early_stop, determinism_check, policy, context_fn)
     return checkpointed(function, args, kwargs, options)
 
 

@@ -25,6 +25,8 @@ from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.agreement import Agreement
 from hp_recompute.checkpointing.errors import CheckpointError
 from hp_recompute.checkpointing.inputs import KeptInputs
+from hp_recompute.checkpointing.kept_results import KeptResults
+from hp_recompute.checkpointing.policies import Policy
 from hp_recompute.checkpointing.surroundings import Surroundings
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -37,6 +39,7 @@ class Options:
     keeps_random: bool = True
     early_stop: bool = True
     determinism_check: str = "default"
+    policy: Policy | None = None
     context_fn: Callable[[], Contexts] | None = None
 
 
@@ -70,6 +73,7 @@ class Region:
         self.surroundings = Surroundings(
             platform, sorted(self.inputs.devices), keeps_random=options.keeps_random
         )
+        self.kept = KeptResults(platform, options.policy) if options.policy is not None else None
         self.agreement = Agreement(platform, options.determinism_check)
         self.handles: list[weakref.ref[_Handle]] = []
         self._values: dict[int, Tensor] = {}
@@ -81,7 +85,9 @@ class Region:
         """The function's result."""
         with ExitStack() as stack:
             stack.enter_context(self.platform.saved_tensors_hooks(self.pack, self.unpack))
-            stack.enter_context(self.agreement.first_run())
+            if self.kept is not None:
+                stack.enter_context(self.kept.first_run())
+            stack.enter_context(self.agreement.first_run())  # sees what the policy does not let be done again
             if self._forward_context is not None:
                 stack.enter_context(self._forward_context)
             return self.function(*args, **kwargs)
@@ -107,6 +113,8 @@ class Region:
             stack.enter_context(self.surroundings.restored())
             stack.enter_context(platform.enable_grad())
             stack.enter_context(platform.saved_tensors_hooks(run.pack, run.unpack))
+            if self.kept is not None:
+                stack.enter_context(self.kept.second_run())
             stack.enter_context(self.agreement.second_run())
             if self._again_context is not None:
                 stack.enter_context(self._again_context)
@@ -134,8 +142,9 @@ class _SecondRun:
     def pack(self, x: Tensor) -> Tensor:
         """Notes ``x``. The graph of this run keeps it too: the function may go backward inside of itself."""
         index, self._num_saved = self._num_saved, self._num_saved + 1
-        kept = self.region.platform.detach(x)
-        self.region.agreement.saves_again(index, x)
+        agreement = self.region.agreement
+        kept = agreement.unseen(self.region.platform.detach, x)
+        agreement.saves_again(index, x)
         if index in self._wanted:
             self.values[index] = kept
             self._num_missing = self._num_missing - 1

@@ -1,0 +1,80 @@
+"""What a checkpoint keeps of the results of operations, beside its arguments.
+
+[Note: selective recompute] A policy is asked for every operation below autograd, so it sees what is really computed: a linear layer as
+a product, an operation on a DTensor as the one on its local tensor, together with what it communicates. What it keeps is
+given back in the second run without computing, and the rest is computed again. What gives views, writes in place or draws
+random numbers is always done again, whatever the policy says: it costs nothing, changes what exists, or moves the generator,
+whose next numbers would be others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from hp_platform.platform import Platform, require
+
+
+class CheckpointPolicy(IntEnum):
+    """What becomes of an operation's result. The values are those of HyperParallel's API; PREFER is as MUST."""
+
+    MUST_SAVE = 0
+    PREFER_SAVE = 1
+    MUST_RECOMPUTE = 2
+    PREFER_RECOMPUTE = 3
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """What a policy is told beside the operation."""
+
+    is_recompute: bool
+    """Whether this is the second run. A policy must decide in it as it did in the first."""
+
+
+Policy = Callable[..., "CheckpointPolicy | bool"]
+_SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+
+def checked_policy(platform: Platform, policy_fn: Policy | Iterable[Any]) -> Policy:
+    """A policy from what users give: a function, or the operations whose results are kept.
+
+    ValueError for anything else; NotImplementedError where operations cannot be watched.
+    """
+    require(platform, "operation_dispatch", what="checkpoint with policy_fn")
+    if callable(policy_fn):
+        return policy_fn
+    if not isinstance(policy_fn, Iterable) or isinstance(policy_fn, str):
+        raise ValueError(
+            f"policy_fn={policy_fn!r}: give a function (context, operation, *args, **kwargs) -> CheckpointPolicy, or a list of the "
+            "operations whose results are kept"
+        )
+    kept: set[Any] = set()
+    for operation in policy_fn:
+        found = platform.operations_of(operation)
+        if not found:
+            raise ValueError(
+                f"policy_fn: it is not known which operations {operation!r} is made of; give them themselves (on torch "
+                "torch.ops.aten...), or a function that decides"
+            )
+        kept.update(found)
+
+    def keeps(context: PolicyContext, operation: Any, *args: Any, **kwargs: Any) -> bool:
+        return operation in kept
+
+    return keeps
+
+
+def is_kept(policy: Policy, context: PolicyContext, operation: Any, args: Any, kwargs: Any) -> bool:
+    """ValueError for an answer that is none."""
+    answer = policy(context, operation, *args, **kwargs)
+    if isinstance(answer, CheckpointPolicy):
+        return answer in _SAVED
+    if isinstance(answer, bool):
+        return answer
+    raise ValueError(
+        f"policy_fn answered {answer!r} for {operation}: give a CheckpointPolicy, or True to keep the result and False to compute "
+        "it again"
+    )
