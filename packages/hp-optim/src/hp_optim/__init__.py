@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from hp_optim.clip.norms import clip_grad_norm_ as clip_grad_norm_
     from hp_optim.clip.norms import get_grad_norm as get_grad_norm
     from hp_optim.muon.native import Muon as Muon
+    from hp_optim.schedule.container import LRSchedulersContainer as LRSchedulersContainer
+    from hp_optim.schedule.factory import get_hyper_lr_scheduler as get_hyper_lr_scheduler
 
 _WHERE = {
+    "LRSchedulersContainer": "schedule.container",
     "Muon": "muon.native",
     "clip_grad_norm_": "clip.norms",
     "get_grad_norm": "clip.norms",
+    "get_hyper_lr_scheduler": "schedule.factory",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -74,9 +74,11 @@ if TYPE_CHECKING:
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_fsdp import show_memory as show_memory
+    from hp_optim import LRSchedulersContainer as LRSchedulersContainer
     from hp_optim import Muon as Muon
     from hp_optim import clip_grad_norm_ as clip_grad_norm_
     from hp_optim import get_grad_norm as get_grad_norm
+    from hp_optim import get_hyper_lr_scheduler as get_hyper_lr_scheduler
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -125,6 +127,7 @@ _WHERE = {
     "DeviceMesh": "hp_platform",
     "DropoutParallel": "hp_tp",
     "HSDPModule": "hp_fsdp",
+    "LRSchedulersContainer": "hp_optim",
     "Layout": "hp_dtensor",
     "Linear2DParallel": "hp_tp",
     "LoadReport": "hp_dtensor",
@@ -179,6 +182,7 @@ _WHERE = {
     "get_current_mesh": "hp_platform",
     "get_grad_norm": "hp_optim",
     "get_group_local_rank": "hp_platform",
+    "get_hyper_lr_scheduler": "hp_optim",
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
     "get_platform": "hp_platform",
