@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -94,6 +96,80 @@ def _reaching(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+class LateStream:
+    """A queue whose work is done as late as it may be: when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], None]] = []
+        self.done = 0
+
+    def wait_stream(self, other: Any) -> None:
+        """The computation runs at once, so it is over."""
+
+    def record_event(self) -> tuple[LateStream, int]:
+        return self, len(self.queued)
+
+    def run_until(self, end: int) -> None:
+        while self.done < end:
+            step, self.done = self.queued[self.done], self.done + 1
+            step()
+
+
+class LateDevice:
+    """Of one rank: a computation that runs at once, and a side stream that runs late."""
+
+    def __init__(self, rank: int) -> None:
+        self.name = f"late:{rank}:{next(NUMBERS)}"  # side streams are kept by this
+        self.side, self.on_side = LateStream(), False
+        self.missing = get_platform().device("cpu").missing
+
+    def current(self) -> str:
+        return self.name
+
+    def new_stream(self, high_priority: bool) -> LateStream:
+        return self.side
+
+    def current_stream(self) -> Any:
+        assert not self.on_side
+        return SimpleNamespace(wait_event=lambda mark: mark[0].run_until(mark[1]))
+
+    @contextmanager
+    def use_stream(self, stream: LateStream) -> Iterator[None]:
+        self.on_side = True
+        try:
+            yield
+        finally:
+            self.on_side = False
+
+    def synchronize(self) -> None:
+        self.side.run_until(len(self.side.queued))
+
+
+OF_THREAD, NUMBERS = threading.local(), count()
+
+
+def queued_late(patch: pytest.MonkeyPatch) -> None:
+    """Let what is done on the side stream (copies, barriers, sums) be done late."""
+    kind = type(get_platform())
+    supports, device = kind.supports, kind.device
+
+    def late(run: Callable[..., Any]) -> Callable[..., Any]:
+        def queue(*arguments: Any) -> Any:
+            of = OF_THREAD.device
+            if not of.on_side:
+                return run(*arguments)
+            of.side.queued.append(lambda: run(*arguments))
+            return None
+
+        return queue
+
+    patch.setattr(kind, "supports", lambda p, name, d=None: name == "streams" or supports(p, name, d))
+    patch.setattr(kind, "device", lambda p, name: getattr(OF_THREAD, "device", None) or device(p, name))
+    patch.setattr(kind, "reduce_rows_", late(kind.reduce_rows_))
+    patch.setattr(PeerMemory, "copy_each", late(PeerMemory.copy_each))
+    patch.setattr(PeerMemory, "barrier", late(PeerMemory.barrier))
+
+
 def on_threads(num_ranks: int, run: Callable[[Any], None]) -> Machine:
     """``run(world)`` of every rank at the same time. Its group has no backend: what is not copied fails."""
     machine = Machine(num_ranks)
@@ -104,8 +180,13 @@ def on_threads(num_ranks: int, run: Callable[[Any], None]) -> Machine:
         world = SimpleNamespace(
             platform=get_platform(), group=group, rank=rank, size=num_ranks, device="cpu", device_type="cpu"
         )
+        OF_THREAD.device = None
+        if get_platform().supports("streams", "cpu"):
+            OF_THREAD.device = LateDevice(rank)
         try:
             run(world)
+            if OF_THREAD.device is not None:
+                assert OF_THREAD.device.side.done == len(OF_THREAD.device.side.queued), "nobody waited for it"
         except BaseException as error:
             errors.append(error)
             machine.meeting.abort()
@@ -123,6 +204,14 @@ def on_threads(num_ranks: int, run: Callable[[Any], None]) -> Machine:
     return machine
 
 
+@pytest.fixture(params=["at once", "late"])
+def _queued(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the side stream does its work: the earliest and the latest time there is."""
+    if request.param == "late":
+        queued_late(monkeypatch)
+
+
+@pytest.mark.usefixtures("_queued")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_values_and_gradients_are_those_of_one_process(num_ranks: int, policy: str) -> None:
@@ -133,6 +222,7 @@ def test_values_and_gradients_are_those_of_one_process(num_ranks: int, policy: s
     on_threads(num_ranks, run)
 
 
+@pytest.mark.usefixtures("_queued")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_features_may_be_dealt_unevenly_and_weights_may_be_frozen(policy: str) -> None:
     def run(world: Any) -> None:
@@ -155,6 +245,7 @@ def test_ranks_may_descend_along_the_mesh_dim(policy: str) -> None:
     on_threads(3, run)
 
 
+@pytest.mark.usefixtures("_queued")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_many_turns_give_the_same_bits_every_time(dtype: torch.dtype) -> None:
     """Sums are made in the ranks' order, whoever comes first."""

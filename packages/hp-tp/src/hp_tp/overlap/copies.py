@@ -170,7 +170,9 @@ class CopiedExchange:
             if 0 not in flat.shape:
                 platform.reduce_rows_(flat, summands, "sum")
 
-        if is_beside:
+        if (
+            is_beside
+        ):  # behind the sends, which are behind all work with the memory that `out` may have had before
             queue.run(add, is_behind=False)
         mark = queue.mark()
 
