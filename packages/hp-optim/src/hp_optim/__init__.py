@@ -9,6 +9,7 @@ from hp_optim.__about__ import __version__ as __version__
 from hp_platform.lazy import attach
 
 if TYPE_CHECKING:
+    from hp_optim.adamw.native import AdamW as AdamW
     from hp_optim.clip.norms import clip_grad_norm_ as clip_grad_norm_
     from hp_optim.clip.norms import get_grad_norm as get_grad_norm
     from hp_optim.muon.native import Muon as Muon
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hp_optim.schedule.factory import get_hyper_lr_scheduler as get_hyper_lr_scheduler
 
 _WHERE = {
+    "AdamW": "adamw.native",
     "LRSchedulersContainer": "schedule.container",
     "Muon": "muon.native",
     "clip_grad_norm_": "clip.norms",

@@ -139,6 +139,9 @@ class OptimizerSteps(_Ground):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.platform = get_platform()
         super().__setstate__(state)
+        for group in self.param_groups:
+            for key, value in self.defaults.items():  # of a dict that another version or optimizer has made
+                group.setdefault(key, value)
         self._forget_plans()
 
     def _loaded(self, parameter: Any, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,14 +61,14 @@ def test_adamw_follows_its_formula(platform, device, make, near, lacks, real, na
         )
         for p, s in zip(params, SHAPES, strict=True)
     ]
-    lr = make(numbers["lr"], "float32") if lr_is_tensor else numbers["lr"]
+    lr = make(numbers["lr"], exact) if lr_is_tensor else numbers["lr"]
     for step in (1, 2, 3):
         grads = drawn()
         kept = [platform.to_bits(g).copy() for g in grads]
         platform.adamw_(
             params, grads, moments[0], moments[1], tops, step=step, fused=fused, **{**numbers, "lr": lr}
         )
-        of_numpy = {**numbers, "lr": float(np.float32(0.1)) if lr_is_tensor else 0.1}
+        of_numpy = {**numbers, "lr": float(np.dtype(exact).type(0.1)) if lr_is_tensor else 0.1}
         expected = [
             by_numpy(*e[:1], platform.to_numpy(g).astype(exact), *e[1:], step, **of_numpy)
             for e, g in zip(expected, grads, strict=True)

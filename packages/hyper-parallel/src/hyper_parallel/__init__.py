@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from hp_fsdp import set_model_state_dict as set_model_state_dict
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_fsdp import show_memory as show_memory
+    from hp_optim import AdamW as AdamW
     from hp_optim import LRSchedulersContainer as LRSchedulersContainer
     from hp_optim import Muon as Muon
     from hp_optim import clip_grad_norm_ as clip_grad_norm_
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
 
 
 _WHERE = {
+    "AdamW": "hp_optim",
     "CPUOffloadPolicy": "hp_fsdp",
     "CheckpointError": "hp_recompute",
     "CheckpointPolicy": "hp_recompute",

@@ -52,15 +52,14 @@ class TorchUpdateOps:
                     maximize=maximize,
                 )
                 return
-            if isinstance(lr, torch.Tensor):
-                lr = lr.item()
-            # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list.
+            # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a learning
+            # rate stays one, and is read at the end only.
             if maximize:
                 grads = torch._foreach_neg(grads)
             if weight_decay:
-                torch._foreach_mul_(params, 1 - lr * weight_decay)
+                _scale(params, 1 - lr * weight_decay)
             torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-            torch._foreach_mul_(exp_avg_sqs, beta2)
+            _scale(exp_avg_sqs, beta2)
             torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
             seconds = exp_avg_sqs
             if max_exp_avg_sqs:
@@ -69,8 +68,17 @@ class TorchUpdateOps:
             denominators = torch._foreach_sqrt(seconds)
             torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
             torch._foreach_add_(denominators, eps)
-            torch._foreach_addcdiv_(params, exp_avgs, denominators, -(lr / (1 - beta1**step)))
+            torch._foreach_addcdiv_(params, exp_avgs, denominators, -float(lr / (1 - beta1**step)))
 
     def view_base(self, x: torch.Tensor) -> torch.Tensor | None:
         """The base of a view."""
         return x._base
+
+
+def _scale(xs: Tensors, factor: Any) -> None:
+    """Multiply each by a number. In narrow dtypes the function for lists rounds the number first, ``mul_`` does not."""
+    if xs[0].dtype.itemsize >= 4:
+        torch._foreach_mul_(xs, factor)
+        return
+    for x in xs:
+        x.mul_(factor)

@@ -1,0 +1,76 @@
+"""One launch of AdamW: the hyperparameters of a group, and tensors that are in the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hp_optim.groups import Group
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+
+EXP_AVG = "exp_avg"
+EXP_AVG_SQ = "exp_avg_sq"
+MAX_EXP_AVG_SQ = "max_exp_avg_sq"
+
+
+def moments(group: Group) -> tuple[str, ...]:
+    """Keys of the state of a parameter, as torch's optimizers call them."""
+    return (EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ) if group["amsgrad"] else (EXP_AVG, EXP_AVG_SQ)
+
+
+def state_dtype(platform: Platform, parameter: Tensor, gradient: Tensor) -> Any:
+    """The wider of both: the float32 of a ``main_grad`` of a bfloat16 parameter."""
+    own, other = parameter.dtype, gradient.dtype
+    return other if platform.itemsize(other) > platform.itemsize(own) else own
+
+
+class Launches:
+    """The tensors of one step of a group."""
+
+    def __init__(self, platform: Platform, group: Group) -> None:
+        self.platform = platform
+        self.group = group
+        self._together: dict[Any, list[list[Tensor]]] = {}
+
+    def add(self, device: str, count: int, target: Tensor, gradient: Tensor, state: Sequence[Tensor]) -> None:
+        """``target``, which makes its step number ``count``; ``state`` has a tensor for each of :func:`moments`."""
+        key = (device, count, target.dtype, state[0].dtype)
+        lists = self._together.get(key)
+        if lists is None:
+            lists = self._together[key] = [[] for _ in range(2 + len(state))]
+        for values, value in zip(lists, (target, gradient, *state), strict=True):
+            values.append(value)
+
+    def run(self) -> None:
+        """One launch for all that are in the same step, of the same dtypes and on one device."""
+        for (_, count, _, dtype), lists in self._together.items():
+            self._update(count, dtype, *lists)
+
+    def _update(
+        self, count: int, dtype: Any, params: list[Tensor], grads: list[Tensor], *state: list[Tensor]
+    ) -> None:
+        """In the dtype of the state: a narrower parameter is widened for it, and the result rounded once."""
+        platform, group = self.platform, self.group
+        is_narrow = params[0].dtype != dtype
+        targets = platform.foreach_cast(params, dtype) if is_narrow else params
+        if any(grad.dtype != dtype for grad in grads):
+            grads = platform.foreach_cast(grads, dtype)
+        beta1, beta2 = group["betas"]
+        platform.adamw_(
+            targets,
+            grads,
+            state[0],
+            state[1],
+            state[2] if len(state) > 2 else (),
+            step=count,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+            fused=group["fused"],
+        )
+        if is_narrow:
+            platform.foreach_copy_(params, targets)

@@ -1,0 +1,123 @@
+"""One parameter of a group: what this rank updates of it, and its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_optim.adamw.kernel import moments, state_dtype
+from hp_optim.adamw.replicas import Division
+from hp_optim.base import gradient_of
+from hp_optim.groups import Group
+from hp_optim.pieces import local_of, placed
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+
+MISSED = "missed"
+"""Key of a state: in how many steps of the group the parameter had no gradient; not there if in none. Fewer than none: it came from
+an optimizer that counts by parameter, which had made more steps than the group."""
+_FOREIGN_STEP = "step"
+"""Key under which torch's optimizers count by parameter."""
+
+
+class Member:
+    """A parameter, and (with a ``division``) the piece of it that this replica updates."""
+
+    def __init__(self, platform: Platform, parameter: Any, state: Any, division: Division | None) -> None:
+        self.platform = platform
+        self.parameter = parameter
+        self.state = state
+        self.division = division
+        self.device = platform.device_of(local_of(parameter))
+        self._known: Any = None
+        """The first moment that was found as it must be."""
+
+    def target(self) -> Tensor:
+        """What is updated: the local tensor, or a piece of it."""
+        local = local_of(self.parameter)
+        return local if self.division is None else self.division.piece(local)
+
+    def gradient(self) -> Tensor | None:
+        """The local gradient of :meth:`target`; None if there is none."""
+        found = gradient_of(self.parameter)
+        if found is None:
+            return None
+        if getattr(found, "is_sparse", False):
+            raise ValueError(
+                f"AdamW: the gradient of a parameter of shape {tuple(self.parameter.shape)} is sparse, and moments of all elements would "
+                "change: make the embedding with sparse=False"
+            )
+        local = local_of(found)
+        return local if self.division is None else self.division.piece(local)
+
+    def entry(self, group: Group, gradient: Tensor) -> dict[str, Any]:
+        """The state, made with the first gradient. ``group["step"]`` counts the running step already.
+
+        Communication: none, unless state came from elsewhere and lies otherwise; see :meth:`_taken_over`.
+        """
+        entry = self.state.get(self.parameter)
+        if entry:
+            first = entry[moments(group)[0]]
+            if first is not self._known or len(moments(group)) > 2:
+                self._taken_over(group, entry)
+            return entry
+        entry = self.state[self.parameter]
+        target, platform = self.target(), self.platform
+        for key in moments(group):
+            zeros = platform.zeros(
+                tuple(target.shape), state_dtype(platform, target, gradient), platform.device_of(target)
+            )
+            entry[key] = self.placed(zeros)
+        if group["step"] > 1:
+            entry[MISSED] = group["step"] - 1
+        self._known = entry[moments(group)[0]]
+        return entry
+
+    def placed(self, local: Tensor) -> Any:
+        """A tensor like :meth:`target` as state shows it: a DTensor for a DTensor."""
+        return placed(self.parameter, local, None if self.division is None else self.division.placements)
+
+    def count_a_miss(self) -> None:
+        """The group makes a step without this parameter."""
+        entry = self.state.get(self.parameter)
+        if entry:
+            entry[MISSED] = entry.get(MISSED, 0) + 1
+            if entry[MISSED] == 0:
+                del entry[MISSED]
+
+    def _taken_over(self, group: Group, entry: dict[str, Any]) -> None:
+        """State that somebody has put there lies as it must: placed as :meth:`placed` says, and counted by the group.
+
+        Communication: where state is placed otherwise, its redistribution, on all ranks alike.
+        """
+        platform, parameter = self.platform, self.parameter
+        if _FOREIGN_STEP in entry:
+            count = entry.pop(_FOREIGN_STEP)
+            own = int(platform.to_numpy(count).item()) if platform.is_tensor(count) else int(count)
+            missed = group["step"] - 1 - own
+            if missed:
+                entry[MISSED] = missed
+        if group["amsgrad"] and moments(group)[2] not in entry:  # switched on since
+            entry[moments(group)[2]] = self.placed(platform.clone(local_of(entry[moments(group)[1]])))
+        wanted = None
+        if hasattr(parameter, "placements"):
+            wanted = parameter.placements if self.division is None else self.division.placements
+        for key in moments(group):
+            value = entry[key]
+            if (
+                wanted is not None
+                and hasattr(value, "placements")
+                and tuple(value.placements) != tuple(wanted)
+            ):
+                entry[key] = self._replaced(value)
+        self._known = entry[moments(group)[0]]
+
+    def _replaced(self, value: Any) -> Any:
+        if self.division is not None and tuple(value.placements) == tuple(self.parameter.placements):
+            return self.placed(self.platform.clone(self.division.piece(local_of(value))))
+        wanted = self.parameter.placements if self.division is None else self.division.placements
+        return value.redistribute(placements=wanted)
+
+
+def count_of(group: Group, entry: dict[str, Any]) -> int:
+    """Which step this is for the parameter."""
+    return int(group["step"]) - int(entry.get(MISSED, 0))

@@ -1,0 +1,126 @@
+"""AdamW as users see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_optim.adamw.plan import Divided, GroupPlan
+from hp_optim.adamw.replicas import gather_pieces
+from hp_optim.base import OptimizerSteps
+from hp_optim.checks import PARAMS, check_learning_rate, check_number
+from hp_optim.groups import Group
+from hp_optim.pieces import local_of
+from hp_platform.platform import require
+
+
+class AdamWSteps(OptimizerSteps):
+    """Adam with decoupled weight decay, on plain tensors and on the local tensors of DTensors.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or groups (dicts with ``"params"`` and hyperparameters of their own).
+        lr: learning rate, a number or a tensor of one element.
+        betas: decay of the first and of the second moment, each in [0, 1).
+        eps: added to the root of the second moment.
+        weight_decay: parameters are multiplied by ``1 - lr * weight_decay`` first.
+        amsgrad: divide by the root of the largest second moment so far.
+        maximize: go up instead of down.
+        fused: one kernel for all parameters; None: on cuda. NotImplementedError for True where there is none.
+        divide_replicas: whether state and work of replicated shards are divided over the ranks that hold them; see below.
+
+    Step number ``t`` of a parameter with the gradient ``g`` (``-g`` if ``maximize``)::
+
+        p = p (1 - lr weight_decay);  m = m + (g - m)(1 - beta1);  v = beta2 v + (1 - beta2) g g
+        p = p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+
+    It gives the bits of ``torch.optim.AdamW(foreach=False)`` where ``fused`` is off. Steps are counted by group
+    (``group["step"]``); a parameter without a gradient is left as it is, and what it has missed is kept in its state, so that
+    its ``t`` counts its own steps. State (``exp_avg``, ``exp_avg_sq``, with AMSGrad ``max_exp_avg_sq``) is made with a parameter's
+    first gradient; a parameter that never had one has none. Gradients are ``parameter.main_grad`` if that is there, else
+    ``parameter.grad``. State has the dtype of the parameter or of its first gradient, whichever is wider, and the step is
+    computed in it: beside float32 gradients in ``main_grad`` a bfloat16 parameter has float32 moments, and is rounded at the end of
+    every step.
+
+    Shards of ``fully_shard`` are updated as the flat rows that they lie in. Of DTensors on a mesh of two or more dims that are
+    Replicate along its first one (HSDP), every replica keeps the state of a piece, cut along dim 0: a DTensor sharded over both. It
+    updates that piece, and the pieces are gathered: one all-gather of the local parameters' bytes per step (more where meshes,
+    dtypes or devices differ); no other communication in any case. With ``divide_replicas=False`` every replica does everything, and
+    there is none.
+
+    ValueError for wrong hyperparameters and parameters, unknown arguments, and sparse gradients.
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019 (arXiv 1711.05101); Reddi et al., On the
+    Convergence of Adam and Beyond, ICLR 2018 (AMSGrad); Rajbhandari et al., ZeRO, 2020 (division of state over replicas).
+    """
+
+    HYPERPARAMETERS = frozenset(
+        {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "fused", "divide_replicas"}
+    )
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        fused: bool | None = None,
+        divide_replicas: bool = True,
+        **unknown: Any,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "fused": fused,
+            "divide_replicas": divide_replicas,
+        }
+        super().__init__(params, defaults, unknown)
+
+    def _check_group(self, group: Group) -> None:
+        name = type(self).__name__
+        check_learning_rate(self.platform, name, group["lr"])
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ValueError(f"{name}: betas is {betas!r}; it is a pair of numbers such as (0.9, 0.999)")
+        for at, beta in enumerate(betas):
+            check_number(name, f"betas[{at}]", beta, below=1.0, advice="the share of a moment that stays")
+        check_number(
+            name, "eps", group["eps"], advice="a small number such as 1e-8 keeps the division finite"
+        )
+        check_number(
+            name,
+            "weight_decay",
+            group["weight_decay"],
+            advice="for none give 0; it is not scaled by batch or ranks",
+        )
+        for key in ("amsgrad", "maximize", "divide_replicas", "fused"):
+            if not (isinstance(group[key], bool) or (key == "fused" and group[key] is None)):
+                choice = "True, False or None" if key == "fused" else "True or False"
+                raise ValueError(f"{name}: {key} is {group[key]!r}; it must be {choice}")
+        if group["fused"]:
+            for parameter in group.get(PARAMS, ()):
+                device = self.platform.device_of(local_of(parameter))
+                if not device.startswith("meta"):
+                    require(self.platform, "fused_adamw", device, what=f"{name}(fused=True)")
+
+    def _forget_plans(self) -> None:
+        self._plans: list[GroupPlan] = []
+
+    def _update(self) -> None:
+        groups = self.param_groups
+        if len(self._plans) != len(groups) or not all(
+            plan.fits(group) for plan, group in zip(self._plans, groups, strict=True)
+        ):
+            self._plans = [
+                GroupPlan(self.platform, group, self.state, divides=group["divide_replicas"])
+                for group in groups
+            ]
+        divided: Divided = []
+        for plan in self._plans:
+            divided.extend(plan.step())
+        gather_pieces(self.platform, divided)

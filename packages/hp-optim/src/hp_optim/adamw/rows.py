@@ -1,0 +1,156 @@
+"""Parameters whose shards lie in one flat row, updated as one tensor.
+
+[Note: flat rows] Who shards parameters may keep all shards of a rank in one row (:mod:`hp_platform.protocols.flat_shards`), and their
+gradients lie in one, too, as a reduction has left them. If all parameters of a row are in one group and have made equally many steps,
+then the moments lie in rows of the same layout as well, and a step is one launch on three or four tensors instead of hundreds: the
+host's time counts, since a step of few samples is bound by it. ``state[parameter]`` has DTensors whose local tensors are parts of
+those rows, so that whoever reads or writes state by parameter needs to know nothing of it. AdamW works element by element, so the
+numbers are the same, bit for bit; what a row has between the shards is updated along, and means nothing.
+
+Everything that the launch relies on is looked up at every step: where shards, gradients and state lie. A parameter without a gradient,
+or one whose gradient or state somebody has exchanged, makes its row's parameters go one by one for that step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hp_optim.adamw.kernel import moments, state_dtype
+from hp_optim.adamw.member import MISSED, Member
+from hp_optim.base import MAIN_GRAD
+from hp_optim.groups import Group
+from hp_optim.pieces import local_of, placed
+from hp_platform.platform import Platform
+from hp_platform.protocols.flat_shards import FlatRow
+from hp_platform.protocols.tensor import Tensor
+
+
+class RowOfMembers:
+    """One flat row, all of whose parameters are in one group and are not divided over replicas."""
+
+    def __init__(self, platform: Platform, flat: FlatRow, members: Sequence[Member], state: Any) -> None:
+        self.platform = platform
+        self.row = flat.row
+        self.members = tuple(members)
+        self.state = state
+        self._numel = int(flat.row.shape[0])
+        self._offsets = flat.offsets
+        self._numels = [math.prod(tuple(local_of(p).shape)) for p in flat.parameters]
+        full = [at for at, numel in enumerate(self._numels) if numel]
+        self._parameters = [flat.parameters[at] for at in full]
+        """Those with elements here."""
+        self._empty = [flat.parameters[at] for at, numel in enumerate(self._numels) if not numel]
+        starts = [flat.offsets[at] for at in full]
+        begin, size = platform.data_ptr(flat.row), platform.itemsize(flat.row.dtype)
+        self._addresses = [begin + start * size for start in starts]
+        self._start = starts[0] if starts else 0
+        self._steps = [start - self._start for start in starts]
+        """Where shards begin behind the first one."""
+        self._flats: list[Tensor] = []
+        """The moments."""
+        self._kept: list[tuple[Any, ...]] = []
+        """Of every parameter the tensors of its state, which are parts of :attr:`_flats`."""
+        self._missed = 0
+
+    def stands(self) -> bool:
+        """Whether the shards still are parts of the row."""
+        return list(map(self.platform.data_ptr, map(local_of, self._parameters))) == self._addresses
+
+    def gradients(self) -> Tensor | None:
+        """The row of gradients, if every parameter has one and they lie in a row as the shards do."""
+        platform = self.platform
+        found = [self._gradient(parameter) for parameter in self._parameters]
+        if not found or any(gradient is None for gradient in found):
+            return None
+        if any(self._gradient(parameter) is None for parameter in self._empty):
+            return None
+        first = found[0]
+        size, start = platform.itemsize(first.dtype), platform.data_ptr(first)
+        places = [address - start for address in map(platform.data_ptr, found)]
+        if places != [step * size for step in self._steps] or not all(map(platform.is_contiguous, found)):
+            return None
+        if any(gradient.dtype != first.dtype for gradient in found):
+            return None
+        base = platform.view_base(first)
+        base = first if base is None else base
+        if not platform.is_contiguous(base):
+            return None
+        begin = (start - platform.data_ptr(base)) // size - self._start
+        whole = platform.reshape(platform.detach(base), (-1,))
+        if begin < 0 or begin + self._numel > whole.shape[0]:
+            return None
+        return platform.narrow(whole, 0, begin, self._numel)
+
+    def _gradient(self, parameter: Any) -> Tensor | None:
+        wide = getattr(parameter, MAIN_GRAD, None)
+        return self.platform.get_grad(parameter.to_local()) if wide is None else wide.to_local()
+
+    def state_of(self, group: Group, gradients: Tensor) -> list[Tensor] | None:
+        """The moments as rows; None, and nothing has changed, if the state of the parameters does not allow it."""
+        if not self._is_flat(group) and not self._flatten(group, gradients):
+            return None
+        return self._flats
+
+    @property
+    def missed(self) -> int:
+        """Steps of the group in which the parameters, all of them, had no gradient."""
+        return self._missed
+
+    def _is_flat(self, group: Group) -> bool:
+        """Whether the state is what it was made to be."""
+        keys = moments(group)
+        if len(keys) != len(self._flats):
+            return False
+        find, missed = self.state.get, self._missed
+        first, second = keys[0], keys[1]
+        for member, kept in zip(self.members, self._kept, strict=True):
+            entry = find(member.parameter)
+            if (
+                not entry
+                or entry.get(first) is not kept[0]
+                or entry.get(second) is not kept[1]
+                or entry.get(MISSED, 0) != missed
+                or (len(keys) > 2 and entry.get(keys[2]) is not kept[2])
+            ):
+                return False
+        return True
+
+    def _flatten(self, group: Group, gradients: Tensor) -> bool:
+        """Let the state lie in rows: what is there moves in."""
+        platform, keys = self.platform, moments(group)
+        entries = [self.state.get(member.parameter) or None for member in self.members]
+        are_there = all(entry is not None for entry in entries)
+        if any(entry is not None for entry in entries) and not are_there:
+            return False
+        missed, dtype = group["step"] - 1, state_dtype(platform, self.row, gradients)
+        if are_there:
+            found = [member.entry(group, gradients) for member in self.members]
+            counts = {entry.get(MISSED, 0) for entry in found}
+            dtypes = {entry[key].dtype for entry in found for key in keys}
+            if len(counts) > 1 or len(dtypes) > 1:
+                return False
+            missed, dtype = counts.pop(), dtypes.pop()
+        self._flats = [platform.zeros((self._numel,), dtype, platform.device_of(self.row)) for _ in keys]
+        kept: list[list[Any]] = [[] for _ in self.members]
+        for key, flat in zip(keys, self._flats, strict=True):
+            for number, member in enumerate(self.members):
+                entry = self.state[member.parameter]
+                entry[key] = self._part(flat, number, entry.get(key))
+                kept[number].append(entry[key])
+        if missed and not are_there:
+            for member in self.members:
+                self.state[member.parameter][MISSED] = missed
+        self._kept, self._missed = [tuple(each) for each in kept], missed
+        return True
+
+    def _part(self, flat: Tensor, number: int, before: Any) -> Any:
+        platform, parameter, numel = self.platform, self.members[number].parameter, self._numels[number]
+        shape = tuple(parameter.to_local().shape)
+        if not numel:
+            return placed(parameter, platform.zeros(shape, flat.dtype, platform.device_of(flat)))
+        part = platform.narrow(flat, 0, self._offsets[number], numel)
+        if before is not None:
+            platform.copy_(part, platform.reshape(local_of(before), (-1,)))
+        return placed(parameter, platform.reshape(platform.alias(part), shape))

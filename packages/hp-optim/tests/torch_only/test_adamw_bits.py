@@ -1,0 +1,160 @@
+"""AdamW has the bits of torch.optim.AdamW(foreach=False), reads its state, and is copied and pickled as it is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from hp_optim import AdamW
+from hp_platform.testing import World, distributed
+
+SHAPES = [(33, 17), (129,), (), (1, 2, 3), (0, 4), (16, 8)]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "no decay": {"weight_decay": 0.0, "lr": 0.1},
+    "amsgrad": {"amsgrad": True, "betas": (0.8, 0.95)},
+    "maximize": {"maximize": True, "weight_decay": 0.3, "eps": 1e-3, "betas": (0.3, 0.4)},
+    "lr tensor": {"lr": torch.tensor(0.01)},
+}
+
+
+class Twins:
+    def __init__(self, world: World, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+        self.world, self.dtype = world, dtype
+        values = [self.draw(shape) for shape in SHAPES]
+        self.ours = [torch.nn.Parameter(value.clone()) for value in values]
+        self.theirs = [torch.nn.Parameter(value.clone()) for value in values]
+
+    def draw(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.world.device, self.dtype)
+
+    def gradients(self, left_out: tuple[int, ...] = ()) -> None:
+        for number, (a, b) in enumerate(zip(self.ours, self.theirs, strict=True)):
+            gradient = self.draw(SHAPES[number])
+            a.grad, b.grad = (None, None) if number in left_out else (gradient, gradient.clone())
+
+    def check(self) -> None:
+        for a, b in zip(self.ours, self.theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(SETTINGS))
+@distributed(world_size=1)
+def test_steps_have_torchs_bits(world: World, name: str, dtype: torch.dtype) -> None:
+    if world.device != "cpu" and dtype is torch.float64:
+        dtype = torch.float32
+    twins, setting = Twins(world, dtype), SETTINGS[name]
+    ours = AdamW(twins.ours, fused=False, **setting)
+    theirs = torch.optim.AdamW(twins.theirs, foreach=False, **setting)
+    for left_out in ((), (1, 3), (), (0,), ()):
+        twins.gradients(left_out)
+        ours.step()
+        theirs.step()
+        twins.check()
+    for a, b in zip(twins.ours, twins.theirs, strict=True):
+        for key in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if setting.get("amsgrad") else [])):
+            assert torch.equal(ours.state[a][key], theirs.state[b][key])
+
+
+@distributed(world_size=1)
+def test_the_fused_kernel_gives_nearly_the_same(world: World) -> None:
+    if not world.platform.supports("fused_adamw", world.device):
+        with pytest.raises(
+            NotImplementedError, match="fused=True.* needs 'fused_adamw'.*leave out fused=True"
+        ):
+            AdamW(Twins(world, torch.float32).ours, fused=True)
+        return
+    twins = Twins(world, torch.float32)
+    ours, theirs = AdamW(twins.ours, fused=True), torch.optim.AdamW(twins.theirs, foreach=False)
+    for _ in range(3):
+        twins.gradients()
+        ours.step()
+        theirs.step()
+    for a, b in zip(twins.ours, twins.theirs, strict=True):
+        # Another order of a dozen operations in each of three steps; steps are of the size of lr.
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@distributed(world_size=1)
+def test_the_state_of_torchs_own_is_taken_over_with_its_counts(world: World) -> None:
+    twins = Twins(world, torch.float32)
+    theirs = torch.optim.AdamW(twins.theirs, foreach=False, lr=0.1)
+    for left_out in ((2,), (), (1,)):
+        twins.gradients(left_out)
+        theirs.step()
+    for a, b in zip(twins.ours, twins.theirs, strict=True):
+        a.data.copy_(b.data)
+    ours = AdamW(twins.ours, fused=False)
+    ours.load_state_dict(theirs.state_dict())
+    for left_out in ((), (0,), ()):
+        twins.gradients(left_out)
+        ours.step()
+        theirs.step()
+        twins.check()
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
+)
+@distributed(world_size=1)
+def test_a_copied_or_pickled_optimizer_goes_on_by_itself(world: World, how: Any) -> None:
+    twins = Twins(world, torch.float32)
+    first = AdamW(twins.ours, lr=0.1)
+    twins.gradients()
+    first.step()
+    second = how(first)
+    assert type(second) is AdamW
+    assert isinstance(second, torch.optim.Optimizer)
+    others = second.param_groups[0]["params"]
+    assert all(a is not b for a, b in zip(others, twins.ours, strict=True))
+    twins.gradients()
+    for a, b in zip(twins.ours, others, strict=True):
+        b.grad = a.grad.clone()
+    second.step()
+    assert not torch.equal(twins.ours[0], others[0])
+    first.step()
+    for a, b in zip(twins.ours, others, strict=True):
+        assert torch.equal(a, b)
+
+
+@distributed(world_size=1)
+def test_a_sparse_gradient_is_refused_and_nothing_counts(world: World) -> None:
+    embedding = torch.nn.Embedding(4, 2, sparse=True).to(world.device)
+    optimizer = AdamW(embedding.parameters())
+    embedding(torch.tensor([1, 2], device=world.device)).sum().backward()
+    with pytest.raises(ValueError, match=r"of a parameter of shape \(4, 2\) is sparse.*sparse=False"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 0
+
+
+@distributed(world_size=1)
+def test_torchs_schedulers_and_dcp_take_it(world: World) -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def made() -> tuple[torch.nn.Module, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2).to(world.device)
+        return model, AdamW(model.parameters(), lr=0.1)
+
+    (model, optimizer), (other_model, other) = made(), made()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    x = torch.ones(2, 3, device=world.device)
+    for _ in range(2):
+        model(x).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    set_optimizer_state_dict(other_model, other, saved)
+    other_model.load_state_dict(model.state_dict())
+    for each_model, each in ((model, optimizer), (other_model, other)):
+        each_model(x).square().sum().backward()
+        each.step()
+    assert torch.equal(model.weight, other_model.weight)
+    assert other.param_groups[0]["step"] == 3
