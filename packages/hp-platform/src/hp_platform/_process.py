@@ -60,6 +60,10 @@ parallel_losses: ContextVar[Any] = ContextVar("hp_parallel_losses", default=None
 """What says which rules losses follow inside of a block of loss_parallel, innermost; None outside."""
 
 
+checkpoint_runs: ContextVar[tuple[Any, ...]] = ContextVar("hp_checkpoint_runs", default=())
+"""First and second runs of checkpointed functions that are under way, innermost last."""
+
+
 class OpenModes:
     """How many blocks that change how operations run (SkipDTensorDispatch, check_spmd, loss_parallel) are open in the whole process.
 

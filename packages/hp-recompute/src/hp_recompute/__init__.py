@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from hp_recompute.checkpointing.calls import checkpoint as checkpoint
     from hp_recompute.checkpointing.errors import CheckpointError as CheckpointError
     from hp_recompute.checkpointing.policies import CheckpointPolicy as CheckpointPolicy
+    from hp_recompute.checkpointing.wrappers import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
+    from hp_recompute.checkpointing.wrappers import checkpoint_wrapper as checkpoint_wrapper
 
 _WHERE = {
     "CheckpointError": "checkpointing.errors",
     "CheckpointPolicy": "checkpointing.policies",
     "checkpoint": "checkpointing.calls",
+    "checkpoint_exclude_wrapper": "checkpointing.wrappers",
+    "checkpoint_wrapper": "checkpointing.wrappers",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -94,6 +94,8 @@ if TYPE_CHECKING:
     from hp_recompute import CheckpointError as CheckpointError
     from hp_recompute import CheckpointPolicy as CheckpointPolicy
     from hp_recompute import checkpoint as checkpoint
+    from hp_recompute import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
+    from hp_recompute import checkpoint_wrapper as checkpoint_wrapper
     from hp_tp import ColwiseParallel as ColwiseParallel
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
@@ -169,6 +171,8 @@ _WHERE = {
     "async_save": "hp_dtensor",
     "check_spmd": "hp_dtensor",
     "checkpoint": "hp_recompute",
+    "checkpoint_exclude_wrapper": "hp_recompute",
+    "checkpoint_wrapper": "hp_recompute",
     "clip_grad_norm_": "hp_optim",
     "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -14,6 +14,14 @@ from hp_recompute.checkpointing.errors import CheckpointError
 CHECKS = ("default", "operations", "none")
 
 
+def check_name(platform: Platform, check: str) -> None:
+    """ValueError for what is no check; NotImplementedError where operations cannot be watched, for one that needs it."""
+    if check not in CHECKS:
+        raise ValueError(f"determinism_check={check!r}: give one of {', '.join(map(repr, CHECKS))}")
+    if check == "operations":
+        require(platform, "operation_dispatch", what='determinism_check="operations"')
+
+
 class Agreement:
     """Notes the first run, and compares the second.
 
@@ -22,10 +30,6 @@ class Agreement:
     """
 
     def __init__(self, platform: Platform, check: str) -> None:
-        if check not in CHECKS:
-            raise ValueError(f"determinism_check={check!r}: give one of {', '.join(map(repr, CHECKS))}")
-        if check == "operations":
-            require(platform, "operation_dispatch", what='determinism_check="operations"')
         self.platform = platform
         self._check = check
         self._saved: list[tuple[Any, Any]] = []
@@ -62,16 +66,18 @@ class Agreement:
                 'determinism_check="operations" finds the first operation that differs'
             )
 
-    def unseen(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """``function(x)``, which is the checkpoint's own work and no operation of the function."""
-        self._is_paused = True
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside is not compared: it does not run twice, or is the checkpoint's own work."""
+        before, self._is_paused = self._is_paused, True
         try:
-            return function(x)
+            yield
         finally:
-            self._is_paused = False
+            self._is_paused = before
 
     def _note(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        self._operations.append(_described(self.platform, operation, args))
+        if not self._is_paused:
+            self._operations.append(_described(self.platform, operation, args))
         return operation(*args, **kwargs)
 
     def _comparison(self, expected: Iterator[str]) -> Callable[[Any, Any, Any], Any]:

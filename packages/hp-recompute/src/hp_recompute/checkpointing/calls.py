@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hp_platform.platform import get_platform
+from hp_recompute.checkpointing.agreement import check_name
 from hp_recompute.checkpointing.policies import Policy, checked_policy
 from hp_recompute.checkpointing.region import Contexts, Options, Region
 
@@ -54,9 +55,29 @@ def checkpoint(
             f"checkpoint takes a callable and its arguments, got {type(function).__name__}: checkpoint(block, x), not "
             "checkpoint(block(x))"
         )
-    policy = None if policy_fn is None else checked_policy(get_platform(), policy_fn)
-    options = Options(preserve_rng_state, early_stop, determinism_check, policy, context_fn)
+    options = checked_options(policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn)
     return checkpointed(function, args, kwargs, options)
+
+
+def checked_options(
+    policy_fn: Policy | Iterable[Any] | None,
+    preserve_rng_state: bool,
+    early_stop: bool,
+    determinism_check: str,
+    context_fn: Callable[[], Contexts] | None,
+) -> Options:
+    """ValueError, or NotImplementedError, for what :func:`checkpoint` refuses."""
+    platform = get_platform()
+    for name, flag in (("preserve_rng_state", preserve_rng_state), ("early_stop", early_stop)):
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} is True or False, got {flag!r}")
+    check_name(platform, determinism_check)
+    if context_fn is not None and not callable(context_fn):
+        raise ValueError(
+            f"context_fn is a function that gives two context managers, got {type(context_fn).__name__}"
+        )
+    policy = None if policy_fn is None else checked_policy(platform, policy_fn)
+    return Options(preserve_rng_state, early_stop, determinism_check, policy, context_fn)
 
 
 def checkpointed(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from hp_platform.containers import map_tensors, tensors_in
@@ -19,6 +20,7 @@ class KeptResults:
         self.platform = platform
         self.policy = policy
         self._kept: dict[Any, list[_Result]] = {}
+        self._is_paused = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -35,10 +37,18 @@ class KeptResults:
 
     def decides(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> bool:
         """Whether the operation's result is one to keep."""
-        platform = self.platform
-        return platform.can_be_kept(operation) and is_kept(
-            self.policy, PolicyContext(is_recompute), operation, args, kwargs
-        )
+        if self._is_paused or not self.platform.can_be_kept(operation):
+            return False
+        return is_kept(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside does not run twice."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def taken(self, operation: Any, number: int) -> Any:
         """The result of an operation's call with this number."""

@@ -15,11 +15,12 @@ backward through a retained graph computes again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hp_platform import _process
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.agreement import Agreement
@@ -76,14 +77,26 @@ class Region:
         self.kept = KeptResults(platform, options.policy) if options.policy is not None else None
         self.agreement = Agreement(platform, options.determinism_check)
         self.handles: list[weakref.ref[_Handle]] = []
+        self.outputs_of_excluded: list[Any] = []
+        """Of modules that do not run again, in order."""
         self._values: dict[int, Tensor] = {}
         self._forward_context, self._again_context = (
             options.context_fn() if options.context_fn is not None else (None, None)
         )
 
+    @contextmanager
+    def _under_way(self, run: Any) -> Iterator[None]:
+        """Those inside find the run; see :mod:`hp_recompute.checkpointing.excluded`."""
+        token = _process.checkpoint_runs.set((*_process.checkpoint_runs.get(), run))
+        try:
+            yield
+        finally:
+            _process.checkpoint_runs.reset(token)
+
     def first_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result."""
         with ExitStack() as stack:
+            stack.enter_context(self._under_way(_FirstRun(self)))
             stack.enter_context(self.platform.saved_tensors_hooks(self.pack, self.unpack))
             if self.kept is not None:
                 stack.enter_context(self.kept.first_run())
@@ -110,6 +123,7 @@ class Region:
         args, kwargs = self.inputs.again()
         run = _SecondRun(self)
         with ExitStack() as stack:
+            stack.enter_context(self._under_way(run))
             stack.enter_context(self.surroundings.restored())
             stack.enter_context(platform.enable_grad())
             stack.enter_context(platform.saved_tensors_hooks(run.pack, run.unpack))
@@ -129,11 +143,24 @@ class Region:
         self._values.update(run.values)
 
 
-class _SecondRun:
-    """What autograd saves while the function runs again."""
+class _FirstRun:
+    """Of a region."""
+
+    is_again = False
 
     def __init__(self, region: Region) -> None:
         self.region = region
+
+
+class _SecondRun:
+    """What autograd saves while the function runs again."""
+
+    is_again = True
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.num_excluded = 0
+        """How many modules that do not run again have been passed."""
         self.values: dict[int, Tensor] = {}
         self._num_saved = 0
         self._wanted = {index for index, handle in enumerate(region.handles) if handle() is not None}
@@ -143,7 +170,8 @@ class _SecondRun:
         """Notes ``x``. The graph of this run keeps it too: the function may go backward inside of itself."""
         index, self._num_saved = self._num_saved, self._num_saved + 1
         agreement = self.region.agreement
-        kept = agreement.unseen(self.region.platform.detach, x)
+        with agreement.paused():
+            kept = self.region.platform.detach(x)
         agreement.saves_again(index, x)
         if index in self._wanted:
             self.values[index] = kept

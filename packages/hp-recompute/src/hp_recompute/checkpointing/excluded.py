@@ -1,0 +1,91 @@
+"""Parts of a checkpointed function that do not run again.
+
+[Note: excluded] In the first run autograd keeps for such a part what it always does, outside of the region around it; its output is kept,
+too, and in the second run stands in its place. So backward goes through the part as through one that is not checkpointed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from hp_platform import _process
+from hp_platform.containers import map_tensors
+from hp_platform.platform import get_platform
+from hp_platform.protocols.local_wrapper import is_local_wrapper
+from hp_recompute.checkpointing.errors import CheckpointError
+from hp_recompute.checkpointing.region import name_of
+
+
+def run_once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``function(*args, **kwargs)``, once, whatever checkpoints are around it."""
+    runs = _process.checkpoint_runs.get()
+    again = next((run for run in runs if run.is_again), None)
+    if again is not None:
+        kept = _taken(again, function)
+        _keep(runs[runs.index(again) + 1 :], kept)
+        return _as_made_by_operations(kept)
+    if not runs:
+        return function(*args, **kwargs)
+    platform = get_platform()
+    with ExitStack() as stack:
+        stack.enter_context(platform.saved_tensors_hooks(_as_it_is, _as_it_is))
+        for run in runs:
+            stack.enter_context(run.region.agreement.paused())
+            if run.region.kept is not None:
+                stack.enter_context(run.region.kept.paused())
+        out = function(*args, **kwargs)
+        _keep(runs, _taken_out(out))
+    return out
+
+
+def _keep(runs: Sequence[Any], output: Any) -> None:
+    """For the second runs of all of them: any may come."""
+    for run in runs:
+        run.region.outputs_of_excluded.append(output)
+
+
+def _taken(run: Any, function: Callable[..., Any]) -> Any:
+    """What the second run finds of the first."""
+    outputs, number = run.region.outputs_of_excluded, run.num_excluded
+    run.num_excluded = number + 1
+    if number >= len(outputs):
+        raise CheckpointError(
+            f"{name_of(function)}, which is excluded from recomputation, is called for the {number + 1}th time in the second run "
+            f"and was called {number} times in the first: the function around it must do the same both times"
+        )
+    return outputs[number]
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+class _Output:
+    """A tensor of an output, outside of its graph."""
+
+    def __init__(self, x: Any) -> None:
+        platform = get_platform()
+        self.rewrap = x.__hp_rewrap__() if is_local_wrapper(x) else None
+        local = x.__hp_local__() if is_local_wrapper(x) else x
+        self.requires_grad = platform.requires_grad(local)
+        self.local = platform.detach(local)
+
+
+def _taken_out(out: Any) -> Any:
+    is_tensor = get_platform().is_tensor
+    return map_tensors(lambda x: is_local_wrapper(x) or is_tensor(x), _Output, out)
+
+
+def _as_made_by_operations(out: Any) -> Any:
+    """Tensors of which operations keep what they kept of the first."""
+    platform = get_platform()
+
+    def again(found: _Output) -> Any:
+        x = platform.detach(found.local)
+        if found.requires_grad:
+            platform.set_requires_grad_(x, True)
+        return x if found.rewrap is None else found.rewrap(x)
+
+    return map_tensors(lambda x: isinstance(x, _Output), again, out)
