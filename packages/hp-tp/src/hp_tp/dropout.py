@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from hp_dtensor.creation import check_mesh
 from hp_dtensor.module_tensors import is_dtensor
 from hp_dtensor.placements import Shard
 from hp_platform import get_platform
+from hp_tp.styles.collectives import Collectives, of_sizes
 
 Module = Any
 
@@ -129,6 +131,12 @@ class OfWhole:
                 raise ValueError(f"DropoutParallel of {self.name}: {error}") from error
         y = own(x)
         return y.to_local() if self.use_local else y
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        told = {dim for dim, _ in self.sizes}
+        asked = [p for p in self.layouts if isinstance(p, Shard) and p.dim not in told]
+        return of_sizes(asked[0], True) if asked and math.prod(self.mesh.shape) > 1 else Collectives()
 
     def _shape(self, piece: tuple[int, ...]) -> tuple[int, ...] | None:
         """The shape of the whole tensor, as far as it is known without asking."""

@@ -132,7 +132,10 @@ def test_describe_tells_what_experts_send(world: World) -> None:
         "backward: all_reduce of the gradient of tokens, all_reduce of the gradient of routes"
         in (sent["mixture.experts"])
     )
-    assert "forward: all_gather of the input, reduce_scatter of a result that is a sum" in sent["mixture"]
+    assert (
+        "forward: all_gather of an input that is cut, reduce_scatter of a result that is a sum"
+        in sent["mixture"]
+    )
     hidden = torch.randn(2, 4, WIDTH, device=world.device, requires_grad=True)
     with count_collectives() as counted:
         result = model(hidden)

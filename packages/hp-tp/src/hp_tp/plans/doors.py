@@ -15,7 +15,7 @@ from hp_platform import get_platform
 from hp_tp.loss.context import loss_parallel
 from hp_tp.plans.overriding import OverridingStyle
 from hp_tp.plans.replicated import own_pieces
-from hp_tp.styles.collectives import Collectives, Transfer
+from hp_tp.styles.collectives import Collectives, Transfer, of_move
 from hp_tp.styles.placing import run_with
 
 Tensor = Any
@@ -68,6 +68,15 @@ class BehindDoor:
                 kwargs = {**kwargs, name: self._moved(kwargs[name])}
         return args, kwargs
 
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`: DTensors usually lie as they shall."""
+        num_ranks = self.mesh.shape[0]
+        return (
+            Collectives()
+            if num_ranks == 1
+            else of_move(Replicate(), self.wanted, "a plain input", None, num_ranks)
+        )
+
     def _moved(self, x: Any) -> Any:
         if not get_platform().is_tensor(x) or len(x.shape) != 3:
             return x
@@ -117,13 +126,14 @@ class PrepareModel(OverridingStyle):
         entrance = None
         if self.layouts is not None:
             entrance = BehindDoor(mesh, self.layouts, argument_places(module, self.arguments))
-        return WholeModel(entrance, self.cut_logits)
+        return WholeModel(mesh, entrance, self.cut_logits)
 
 
 @dataclass(frozen=True)
 class WholeModel:
     """The forward of a model between plain tensors."""
 
+    mesh: Any
     entrance: BehindDoor | None
     cut_logits: bool
 
@@ -136,6 +146,14 @@ class WholeModel:
             return map_leaves(self._whole, own(*args, **kwargs))
         with loss_parallel(strict=False):
             return map_leaves(self._whole, own(*args, **kwargs))
+
+    def collectives(self, module: Module) -> Collectives:
+        """What a call sends, for :func:`hp_tp.describe`."""
+        if self.mesh.shape[0] == 1:
+            return Collectives()
+        given = Collectives() if self.entrance is None else self.entrance.collectives(module)
+        but = ", but for logits with a gradient" if self.cut_logits else ""
+        return given.and_then(Collectives((Transfer("all_gather", f"results that are cut{but}"),)))
 
     def _whole(self, x: Any) -> Any:
         if not is_dtensor(x):
@@ -205,6 +223,9 @@ class BetweenDoors:
         if self.mesh.shape[0] == 1 or self.wanted.is_replicate():
             return Collectives()
         return Collectives(
-            (Transfer("all_gather", "the input"), Transfer("reduce_scatter", "a result that is a sum still")),
+            (
+                Transfer("all_gather", "an input that is cut"),
+                Transfer("reduce_scatter", "a result that is a sum still"),
+            ),
             (Transfer("all_gather", "the result's gradient"),),
         )

@@ -10,7 +10,15 @@ from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
 from hp_tp.overlap.at_doors import linear_of_whole
 from hp_tp.overlap.policy import OverlapPolicy
-from hp_tp.styles.collectives import Collectives, Transfer, itemsize_of, of_parameters, of_whole_input
+from hp_tp.styles.collectives import (
+    Collectives,
+    itemsize_of,
+    of_move,
+    of_operations,
+    of_parameters,
+    of_sizes,
+    of_whole_input,
+)
 from hp_tp.styles.cuts import BY_COLUMNS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle, check_flag
 from hp_tp.styles.door import Door
@@ -192,23 +200,30 @@ class ByColumns:
 
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
-        if self.door.mesh.shape[0] == 1:
+        num_ranks, cuts, layout = self.door.mesh.shape[0], self.cuts, self.door.layout
+        if num_ranks == 1:
             return Collectives()
-        weight = None
-        if self.is_linear or get_platform().layer_kind(module) == "embedding":
+        kind, weight = get_platform().layer_kind(module), None
+        if self.is_linear or kind == "embedding":
             weight = getattr(module, self.parts[0].attribute("weight"))
-        handed_out: tuple[Transfer, ...] = ()
-        if self.wanted.is_replicate():
-            row = None if weight is None else self.features * itemsize_of(weight)
-            handed_out = (Transfer("all_gather", "the result", row),)
-        if self.cuts.input_is_cut or self.cuts.on_dtensors:
-            return Collectives(handed_out)
+        row = None if weight is None else self.features * itemsize_of(weight)
+        handed_out = of_move(Shard(cuts.feature_dim), self.wanted, "the result", row, num_ranks)
+        if cuts.on_dtensors:
+            if kind == "embedding" and layout.is_replicate():
+                return handed_out
+            return of_operations("the forward").and_then(handed_out)
         row = None if weight is None else weight.shape[1] * itemsize_of(weight)
-        told = of_whole_input(self.door.layout, row)
+        if cuts.input_is_cut:
+            usual = Shard(cuts.feature_dim)
+            taken = of_sizes(layout, self.door.uneven and layout != usual)
+            taken = taken.and_then(of_move(layout, usual, "the input", row, num_ranks))
+        else:
+            taken = of_sizes(layout, self.door.uneven).and_then(of_whole_input(layout, row))
         whole = [
             (n, getattr(module, n))
             for part in self.parts
-            for n in map(part.attribute, self.cuts.parameters)
+            for n in map(part.attribute, cuts.parameters)
             if part.chosen is not None
         ]
-        return Collectives((*told.forward, *handed_out), (*told.backward, *of_parameters(whole)))
+        whole = whole + [(n, getattr(module, n)) for n, dim in cuts.parameters.items() if dim is None]
+        return taken.and_then(handed_out).and_then(Collectives((), of_parameters(whole)))

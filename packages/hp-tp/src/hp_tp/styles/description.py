@@ -94,7 +94,9 @@ def describe(model: Module, step: Callable[[], Any] | None = None) -> Descriptio
         model: after ``parallelize_module``.
         step: a function that runs a forward and backward of it; all ranks call. What is started in it is counted: for each
             module in a style in its forward, and in all. Without it the table has what the styles say: for plain inputs that lie
-            as declared, bytes per row of the input. What several modules do with one tensor is done once, though each says it.
+            as declared and require a gradient, and plain results; bytes per row of the input. What several modules do with one
+            tensor is done once, though each says it. What operations on DTensors send is known by a step alone, and so is what
+            ``PrepareModule*`` of hp_dtensor do.
 
     Communication: that of ``step``. TypeError if ``model`` is no module.
     """

@@ -11,7 +11,15 @@ from hp_dtensor.chunk import chunk_size
 from hp_platform import get_platform
 from hp_tp.overlap.at_doors import summed_linear
 from hp_tp.overlap.policy import OverlapPolicy
-from hp_tp.styles.collectives import Collectives, itemsize_of, of_sum
+from hp_tp.styles.collectives import (
+    Collectives,
+    itemsize_of,
+    of_move,
+    of_operations,
+    of_parameters,
+    of_sizes,
+    of_sum,
+)
 from hp_tp.styles.cuts import BY_ROWS, ModuleCuts
 from hp_tp.styles.cutting import CuttingStyle
 from hp_tp.styles.door import Door, refused
@@ -137,12 +145,23 @@ class ByRows:
 
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
-        if self.door.mesh.shape[0] == 1:
+        platform, num_ranks, cuts = get_platform(), self.door.mesh.shape[0], self.cuts
+        if num_ranks == 1:
             return Collectives()
-        platform, row, bias = get_platform(), None, None
-        if self.cuts.added_after is not None:
-            bias = platform.get_parameter(module, self.cuts.added_after)
-        kind = platform.layer_kind(module)
+        kind, given, row, bias = platform.layer_kind(module), None, None, None
         if kind in ("linear", "embedding"):
-            row = module.weight.shape[0 if kind == "linear" else 1] * itemsize_of(module.weight)
-        return of_sum(self.wanted, row, bias)
+            out, inside = module.weight.shape if kind == "linear" else module.weight.shape[::-1]
+            given, row = (size * itemsize_of(module.weight) for size in (inside, out))
+        if cuts.on_dtensors and not (kind == "embedding" and self.door.layout.is_replicate()):
+            return of_operations("the forward and of its result")
+        if cuts.added_after is not None:
+            bias = platform.get_parameter(module, cuts.added_after)
+        reduced = of_sum(self.wanted, row, bias, cuts.feature_dim, num_ranks)
+        if cuts.on_dtensors:
+            return reduced
+        layout, usual = self.door.layout, Shard(cuts.feature_dim)
+        taken = of_sizes(layout, self.door.uneven and layout != usual)
+        taken = taken.and_then(of_move(layout, usual, "the input", given, num_ranks))
+        whole = [n for n, dim in cuts.parameters.items() if dim is None and n != cuts.added_after]
+        back = of_parameters([(n, platform.get_parameter(module, n)) for n in whole])
+        return taken.and_then(Collectives((), back)).and_then(reduced)

@@ -10,7 +10,7 @@ from hp_dtensor import DTensor, ParallelStyle, Placement, Replicate, Shard
 from hp_dtensor.dtensor import DTensorMethods
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
-from hp_tp.styles.collectives import Collectives, of_parameters
+from hp_tp.styles.collectives import Collectives, nbytes_of, of_move, of_parameters, of_sizes
 from hp_tp.styles.cutting import check_flag, check_layout, check_line
 from hp_tp.styles.door import Door, make_door
 from hp_tp.styles.entrance import as_dtensor, first_argument
@@ -160,9 +160,17 @@ class AlongSequence:
 
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
-        if self.door.mesh.shape[0] == 1:
+        num_ranks = self.door.mesh.shape[0]
+        if num_ranks == 1:
             return Collectives()
-        return Collectives((), of_parameters(list(get_platform().named_parameters(module))))
+        platform, row = get_platform(), None
+        parameters = list(platform.named_parameters(module))
+        if self.is_of_rows and parameters and len(module.normalized_shape) == 1:
+            row = nbytes_of(parameters[0][1])
+        stays = self.use_local and self.door.layout == self.wanted and self.is_local
+        asked = of_sizes(self.door.layout, self.door.uneven and not stays)
+        taken = of_move(self.door.layout, self.wanted, "a plain input", row, num_ranks)
+        return asked.and_then(taken).and_then(Collectives((), of_parameters(parameters)))
 
 
 def _shape_like(y: Any, spec: Any) -> tuple[int, ...]:
