@@ -99,11 +99,13 @@ def gradients_of(platform: Platform, function: str, parameters: Any) -> Gradient
     return found
 
 
-def in_lists(
-    platform: Platform, function: str, gradients: Sequence[Gradient]
-) -> dict[tuple[Any, str], list[Gradient]]:
-    """By dtype and device, which one call on a list of tensors must share. ValueError for a dtype that is no floating one."""
-    lists: dict[tuple[Any, str], list[Gradient]] = {}
+Lists = dict[tuple[Any, str], list[Gradient]]
+"""By dtype and device, which one call on a list of tensors must share."""
+
+
+def in_lists(platform: Platform, function: str, gradients: Sequence[Gradient]) -> Lists:
+    """Sorted so. ValueError for a dtype that is no floating one."""
+    lists: Lists = {}
     for gradient in gradients:
         key = (gradient.local.dtype, platform.device_of(gradient.local))
         if key not in lists:

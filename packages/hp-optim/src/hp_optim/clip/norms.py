@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hp_optim.clip.gradients import Gradient, Gradients, gradients_of, in_lists
+from hp_optim.clip.gradients import Gradient, Gradients, Lists, gradients_of, in_lists
 from hp_optim.clip.orders import Order, order_of
 from hp_optim.clip.shares import ALONE, Shares
 from hp_platform import collectives
@@ -80,7 +80,7 @@ def clip_grad_norm_(
     Same as ``torch.nn.utils.clip_grad_norm_`` of the full gradients.
     """
     platform, limit = get_platform(), _checked_limit(max_norm)
-    total, found = _measured(
+    total, lists = _measured(
         "clip_grad_norm_", parameters, norm_type, error_if_nonfinite, foreach, pp_group, to_scale=True
     )
     with platform.no_grad():
@@ -89,10 +89,9 @@ def clip_grad_norm_(
             total + platform.full((), 1e-6, total.dtype, device)
         )
         one = platform.full((), 1.0, total.dtype, device)
-        factor = platform.where(
-            factor > one, one, factor
-        )  # NaN stays NaN, and spoils the gradients as it does in torch
-        for (_, place), gradients in in_lists(platform, "clip_grad_norm_", found.present).items():
+        # This way round NaN stays NaN, and spoils the gradients as it does in torch.
+        factor = platform.where(factor > one, one, factor)
+        for (_, place), gradients in lists.items():
             platform.foreach_mul_([g.local for g in gradients], platform.to_device(factor, place))
     return total
 
@@ -106,7 +105,8 @@ def _measured(
     pp_group: Any,
     *,
     to_scale: bool = False,
-) -> tuple[Tensor, Gradients]:
+) -> tuple[Tensor, Lists]:
+    """The norm, and what there is to scale."""
     platform, order = get_platform(), order_of(norm_type)
     if foreach is not None and not isinstance(foreach, bool):
         raise ValueError(f"foreach is {foreach!r}; give None, True or False, or leave it out")
@@ -115,7 +115,8 @@ def _measured(
         found = gradients_of(platform, function, parameters)
         if to_scale:
             _refuse_products(found.present)
-        total = _total(platform, function, found, order, group)
+        lists = in_lists(platform, function, found.present)
+        total = _total(platform, found, lists, order, group)
     if error_if_nonfinite:
         value = float(platform.to_numpy(total))
         if not math.isfinite(value):
@@ -123,17 +124,18 @@ def _measured(
                 f"{function}: the norm of order {order.p:g} of the gradients is {value}, so they cannot be scaled to a finite one: skip this "
                 "step, or go on with error_if_nonfinite=False"
             )
-    return total, found
+    return total, lists
 
 
 def _total(
-    platform: Platform, function: str, found: Gradients, order: Order, pp_group: ProcessGroup | None
+    platform: Platform, found: Gradients, lists: Lists, order: Order, pp_group: ProcessGroup | None
 ) -> Tensor:
     shares = Shares(found.specs)
     groups = shares.groups()
     home = _home(platform, found)
-    wide = _wide(platform, {home, *(mesh.device_type for mesh in groups.values())})
-    values = _values(platform, function, found.present, shares, order, home, wide)
+    meeting = None if pp_group is None else world_device()
+    wide = _wide(platform, {home, meeting or home, *(mesh.device_type for mesh in groups.values())})
+    values = _values(platform, lists, shares, order, home, wide)
     neutral = platform.full((1,), order.neutral, wide, home)
     works = {}
     for ranks in sorted(groups):
@@ -146,25 +148,19 @@ def _total(
     value = (
         parts[0] if len(parts) == 1 else order.combined(platform, platform.cat(parts)) if parts else neutral
     )
-    if pp_group is not None:
-        value = collectives.all_reduce(platform.to_device(value, world_device()), pp_group, order.op)
+    if meeting is not None:
+        value = collectives.all_reduce(platform.to_device(value, meeting), pp_group, order.op)
         value = platform.to_device(value, home)
     norm = platform.reshape(order.norm(platform, value), ())
     return platform.cast(norm, "float64" if found.is_double else "float32")
 
 
 def _values(
-    platform: Platform,
-    function: str,
-    gradients: list[Gradient],
-    shares: Shares,
-    order: Order,
-    home: str,
-    wide: Any,
+    platform: Platform, lists: Lists, shares: Shares, order: Order, home: str, wide: Any
 ) -> dict[tuple[int, ...], Tensor]:
     """For each group, the value of this rank's share in it, of shape ``(1,)``; what needs no group under :data:`ALONE`."""
     parts: dict[tuple[int, ...], list[Tensor]] = {}
-    for (dtype, _), members in in_lists(platform, function, gradients).items():
+    for (dtype, _), members in lists.items():
         mine: dict[tuple[int, ...], list[Tensor]] = {}
         for gradient in members:
             ranks = shares.of(gradient.spec)

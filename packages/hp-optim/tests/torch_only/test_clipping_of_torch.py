@@ -1,0 +1,92 @@
+"""Clipping beside torch's own, of the full gradients, to the last bits; and what the host does on cuda."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from hp_dtensor import Replicate, Shard, distribute_tensor
+from hp_optim import clip_grad_norm_, get_grad_norm
+from hp_platform import init_device_mesh
+from hp_platform.testing import World, distributed
+
+SHAPES = [(5, 3), (1, 4), (7,), (2, 3, 4), ()]
+
+
+def twins(world: World, dtype: torch.dtype = torch.float64) -> tuple[list[Any], list[Any]]:
+    """Parameters in every way of lying on a 1-D and a 2-D mesh, and plain ones with the full gradients."""
+    line = init_device_mesh(world.device_type, (world.size,), mesh_dim_names=("dp",))
+    sizes = (2, world.size // 2) if world.size % 2 == 0 else (1, world.size)
+    grid = init_device_mesh(world.device_type, sizes, mesh_dim_names=("edp", "ep"))
+    ways = [
+        (line, [Shard(0)]),
+        (line, [Replicate()]),
+        (grid, [Shard(0), Shard(0)]),
+        (grid, [Replicate(), Shard(0)]),
+        (grid["ep"], [Shard(0)]),
+    ]
+    random = torch.Generator().manual_seed(5)
+    placed, plain = [], []
+    for shape in SHAPES:
+        for mesh, placements in ways if shape else ways[1:2]:
+            gradient = torch.randn(shape, generator=random, dtype=dtype).to(world.device)
+            parameter = distribute_tensor(torch.zeros_like(gradient), mesh, placements).requires_grad_()
+            parameter.grad = distribute_tensor(gradient, mesh, placements)
+            other = torch.nn.Parameter(torch.zeros_like(gradient))
+            other.grad = gradient.clone()
+            placed.append(parameter)
+            plain.append(other)
+    return placed, plain
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, "inf", -np.inf])
+@distributed(world_size=(1, 2, 3, 4), backends=("torch", "cuda"))
+def test_norms_and_gradients_are_those_of_torch(world: World, p: Any) -> None:
+    placed, plain = twins(world)
+    for limit in (0.01, 1e6):
+        total = clip_grad_norm_(placed, limit, p)
+        expected = torch.nn.utils.clip_grad_norm_(plain, limit, p)
+        torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
+        for parameter, other in zip(placed, plain, strict=True):
+            torch.testing.assert_close(parameter.grad.full_tensor(), other.grad, rtol=1e-12, atol=0)
+
+
+@distributed(world_size=(1, 2), backends="cuda")
+def test_the_host_does_not_wait_for_the_device(world: World) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        placed, _ = twins(world, dtype)
+        for p in (0, 1, 2, 3, np.inf, -np.inf):
+            clip_grad_norm_(placed, 1.0, p)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                clip_grad_norm_(placed, 1.0, p)
+                get_grad_norm(placed, p)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@distributed(world_size=1, backends="cuda")
+def test_the_number_of_kernels_does_not_grow_with_the_number_of_gradients(
+    world: World, dtype: torch.dtype
+) -> None:
+    """A launch of a list takes up to some hundred tensors: 10 and 40 of them are one launch, however many there are."""
+
+    def kernels(num: int) -> int:
+        parameters = [torch.nn.Parameter(torch.zeros(8, 8, dtype=dtype, device="cuda")) for _ in range(num)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        clip_grad_norm_(parameters, 1.0)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            clip_grad_norm_(parameters, 1.0)
+            torch.cuda.synchronize()
+        return len(
+            [event for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        )
+
+    assert kernels(40) == kernels(10) <= 25
