@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hp_dtensor import DTensor
-from hp_dtensor.states.optimizer_names import STEP
+from hp_dtensor.states.likeness import like_named
 from hp_dtensor.states.values import parameters_by_name
 from hp_fsdp.state import show_shards
 from hp_platform.platform import get_platform
@@ -29,17 +28,4 @@ def like_parameters(model: Any) -> Callable[[str, tuple[int, ...]], Any]:
     """
     platform = get_platform()
     show_shards(platform, model)
-    named = parameters_by_name(platform, model)
-    sharded = {name: parameter for name, parameter in named.items() if isinstance(parameter, DTensor)}
-
-    def like(name: str, shape: tuple[int, ...]) -> Any:
-        parts = name.split("/")
-        if parts[-1] == STEP:  # a plain number, also beside a parameter that is one
-            return None
-        for part in parts:
-            found = sharded.get(platform.unwrapped_name(part))
-            if found is not None and tuple(found.shape) == tuple(shape):
-                return found
-        return None
-
-    return like
+    return like_named(platform, parameters_by_name(platform, model))

@@ -75,11 +75,15 @@ if TYPE_CHECKING:
     from hp_fsdp import set_optimizer_state_dict as set_optimizer_state_dict
     from hp_fsdp import show_memory as show_memory
     from hp_optim import AdamW as AdamW
+    from hp_optim import ChainedOptimizer as ChainedOptimizer
     from hp_optim import LRSchedulersContainer as LRSchedulersContainer
     from hp_optim import Muon as Muon
     from hp_optim import clip_grad_norm_ as clip_grad_norm_
     from hp_optim import get_grad_norm as get_grad_norm
     from hp_optim import get_hyper_lr_scheduler as get_hyper_lr_scheduler
+    from hp_optim import get_hyper_optimizer as get_hyper_optimizer
+    from hp_optim import route_parameters as route_parameters
+    from hp_optim import show_routing as show_routing
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -123,6 +127,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "AdamW": "hp_optim",
     "CPUOffloadPolicy": "hp_fsdp",
+    "ChainedOptimizer": "hp_optim",
     "CheckpointError": "hp_recompute",
     "CheckpointPolicy": "hp_recompute",
     "ColwiseParallel": "hp_tp",
@@ -189,6 +194,7 @@ _WHERE = {
     "get_grad_norm": "hp_optim",
     "get_group_local_rank": "hp_platform",
     "get_hyper_lr_scheduler": "hp_optim",
+    "get_hyper_optimizer": "hp_optim",
     "get_model_state_dict": "hp_fsdp",
     "get_optimizer_state_dict": "hp_fsdp",
     "get_platform": "hp_platform",
@@ -217,6 +223,7 @@ _WHERE = {
     "rebuild_dtensor": "hp_dtensor",
     "redistribute_plan": "hp_dtensor",
     "register_forward_method": "hp_fsdp",
+    "route_parameters": "hp_optim",
     "save": "hp_dtensor",
     "save_safetensors": "hp_dtensor",
     "set_model_state_dict": "hp_fsdp",
@@ -225,6 +232,7 @@ _WHERE = {
     "show": "hp_dtensor",
     "show_memory": "hp_fsdp",
     "show_plan": "hp_tp",
+    "show_routing": "hp_optim",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
     "vocab_parallel_cross_entropy": "hp_tp",

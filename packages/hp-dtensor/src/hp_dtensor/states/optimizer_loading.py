@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from hp_dtensor.creation import distribute_tensor
 from hp_dtensor.native import DTensor
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.states.broadcast import Announced, Home, send
-from hp_dtensor.states.optimizer_names import PARAMS, STEP, NamedOptimizer, check_flat
+from hp_dtensor.states.optimizer_names import PARAM_NAMES, PARAMS, STEP, NamedOptimizer, check_flat
 from hp_dtensor.states.options import IncompatibleKeys
 from hp_dtensor.states.values import (
     check_reachable,
@@ -164,7 +165,7 @@ class Loading:
 
     def _take_hyperparameter(self, key: Key, value: Any) -> None:
         platform, (_, number, name) = self.platform, key
-        if name == PARAMS or name in HOW_IT_RUNS:
+        if name in (PARAMS, PARAM_NAMES) or name in HOW_IT_RUNS:
             return
         for group in self._groups_from(number):
             present = group.get(name)
@@ -185,11 +186,9 @@ class Loading:
 
     def _own(self, value: Any) -> Any:
         """The value, in memory that it does not share with the dict."""
-        return (
-            copy_on(self.platform, value, self.platform.device_of(value))
-            if self.platform.is_tensor(value)
-            else value
-        )
+        if self.platform.is_tensor(value):
+            return copy_on(self.platform, value, self.platform.device_of(value))
+        return copy.deepcopy(value)
 
     def _entry(self, key: Key, value: Any) -> Any:
         """What the optimizer shall have there: the tensor that it has, written, or a new one."""

@@ -8,6 +8,8 @@ from typing import Any, Final
 from hp_platform.platform import Platform, require
 
 PARAMS: Final = "params"
+PARAM_NAMES: Final = "param_names"
+"""Where a group keeps the names that its parameters were given with; a state by names has them as its ``params``."""
 STEP: Final = "step"
 """Where optimizers count their steps, in a plain number."""
 
@@ -62,13 +64,18 @@ class NamedOptimizer:
 
 def check_flat(platform: Platform, where: str, value: Any) -> None:
     """ValueError for tensors inside of lists and dicts: they are of no one parameter, and nobody can tell how they lie."""
+    if not platform.is_tensor(value) and _has_tensors(platform, value):
+        raise ValueError(
+            f"{where} of the optimizer is a {type(value).__name__} with tensors in it; what is kept are tensors and numbers by "
+            "parameter: of such an optimizer (LBFGS is one) keep the state apart, on the ranks where it is"
+        )
+
+
+def _has_tensors(platform: Platform, value: Any) -> bool:
     if isinstance(value, (list, tuple, dict)):
         inside = value.values() if isinstance(value, dict) else value
-        if any(platform.is_tensor(x) or isinstance(x, (list, tuple, dict)) for x in inside):
-            raise ValueError(
-                f"{where} of the optimizer is a {type(value).__name__} with tensors in it; what is kept are tensors and numbers by "
-                "parameter: of such an optimizer (LBFGS is one) keep the state apart, on the ranks where it is"
-            )
+        return any(_has_tensors(platform, each) for each in inside)
+    return platform.is_tensor(value)
 
 
 def _check_optimizer(platform: Platform, optimizer: Any) -> None:

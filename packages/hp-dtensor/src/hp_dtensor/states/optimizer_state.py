@@ -11,7 +11,7 @@ from typing import Any
 
 from hp_dtensor.states.broadcast import agree, announce, home_of
 from hp_dtensor.states.optimizer_loading import GROUPS, STATE, Loading, flat
-from hp_dtensor.states.optimizer_names import PARAMS, NamedOptimizer, check_flat
+from hp_dtensor.states.optimizer_names import PARAM_NAMES, PARAMS, NamedOptimizer, check_flat
 from hp_dtensor.states.options import IncompatibleKeys, StateDictOptions, refuse_names
 from hp_dtensor.states.values import is_frozen, read
 from hp_platform.platform import Platform
@@ -20,6 +20,8 @@ from hp_platform.platform import Platform
 def read_optimizer(platform: Platform, named: NamedOptimizer, options: StateDictOptions) -> dict[str, Any]:
     """``{"state": {name: {key: value}}, "param_groups": [{"params": [names], ...}]}``. Reading changes nothing.
 
+    Hyperparameters that are functions are left out, since they cannot be kept; dtypes come by their names.
+
     Communication: none for shards; for whole tensors one all-gather of each one's bytes over the mesh dims that cut it.
     """
     keeps = True
@@ -27,10 +29,9 @@ def read_optimizer(platform: Platform, named: NamedOptimizer, options: StateDict
         keeps = home_of(platform, named.parameters.values()).is_source
 
     def values_of(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
-        values = {key: value for key, value in found.items() if key != PARAMS}
-        for key, value in values.items():
+        for key, value in found.items():
             check_flat(platform, f"{where}/{key}", value)
-        return {key: read(platform, value, options, keeps=keeps) for key, value in values.items()}
+        return {key: read(platform, value, options, keeps=keeps) for key, value in found.items()}
 
     state: dict[str, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -38,13 +39,25 @@ def read_optimizer(platform: Platform, named: NamedOptimizer, options: StateDict
         names = [named.name_of(parameter) for parameter in group[PARAMS]]
         if options.ignore_frozen_params:
             names = [name for name in names if not is_frozen(named.parameters, name)]
-        groups.append({PARAMS: names, **values_of(f"{GROUPS}/{number}", group)})
+        groups.append({PARAMS: names, **values_of(f"{GROUPS}/{number}", _hyperparameters(platform, group))})
         for name in names:
             # get: the state may be a dict that makes what is asked for.
             entry = owner.state.get(named.parameters[name])
             if entry:
                 state[name] = values_of(name, entry)
     return {STATE: state, GROUPS: groups} if keeps else {}
+
+
+def _hyperparameters(platform: Platform, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be kept of a group, without its parameters."""
+    dtype = type(platform.dtype("float32"))
+    found: dict[str, Any] = {}
+    for key, value in group.items():
+        if isinstance(value, dtype):
+            found[key] = platform.dtype_name(value)
+        elif key not in (PARAMS, PARAM_NAMES) and (platform.is_tensor(value) or not callable(value)):
+            found[key] = value
+    return found
 
 
 def load_optimizer(
