@@ -310,13 +310,11 @@ def test_a_reduction_is_cut_into_chunks_of_the_size_in_the_policy() -> None:
 
 
 def test_a_gather_is_cut_where_there_are_features_to_hide_it() -> None:
-    policy = OverlapPolicy(features_per_peer=8, copied_features_per_peer=4)
-    assert policy.cuts_gather(24, 4, by_copies=False)
-    assert not policy.cuts_gather(23, 4, by_copies=False)
-    assert policy.cuts_gather(12, 4, by_copies=True)
-    assert not policy.cuts_gather(11, 4, by_copies=True)
+    policy = OverlapPolicy(features_per_peer=8)
+    assert policy.cuts_gather(24, 4)
+    assert not policy.cuts_gather(23, 4)
     # Whether pieces are sent must not depend on features, of which ranks may have different numbers.
-    assert OverlapPolicy(gather_by="sends").cuts_gather(0, 4, by_copies=False)
+    assert OverlapPolicy(gather_by="sends").cuts_gather(0, 4)
 
 
 @distributed(world_size=2)

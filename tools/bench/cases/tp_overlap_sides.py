@@ -157,11 +157,11 @@ class Built:
             return lambda: linear(conversions.gather_varying(x, cut), weight)
         if self.side == PLAIN:
             return lambda: conversions.reduce_scatter(linear(x, weight), cut)
-        copies = OverlapPolicy(min_copied_nbytes=0, copied_features_per_peer=0)
+        copies = OverlapPolicy(min_copied_nbytes=0, min_product=0)
         policy = {
             OURS: OverlapPolicy(),
             "copies": copies,
-            "uncut": replace(copies, copied_features_per_peer=2**30),
+            "uncut": replace(copies, min_product=2**60),
             "chunks": OverlapPolicy(max_peer_nbytes=0, min_nbytes=0, features_per_peer=0),
         }[self.side]
         if self.layer.by_columns:

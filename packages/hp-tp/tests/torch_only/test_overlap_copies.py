@@ -31,10 +31,10 @@ from hp_tp.overlap.matrices import Matrices
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from test_overlap import LAYOUTS, Numbers, check, cut_of, leaves, local, near, parallel, part, plain
 
-CUT = OverlapPolicy(min_copied_nbytes=0, copied_features_per_peer=0, rows_per_product=1)
-TOGETHER = OverlapPolicy(min_copied_nbytes=0, copied_features_per_peer=0, rows_per_product=8)
-UNCUT = OverlapPolicy(min_copied_nbytes=0, copied_features_per_peer=1000)
-POLICIES = {"cut": CUT, "some together": TOGETHER, "uncut": UNCUT}
+CUT = OverlapPolicy(min_copied_nbytes=0, min_product=0)
+SOME = OverlapPolicy(min_copied_nbytes=0, min_product=12)
+UNCUT = OverlapPolicy(min_copied_nbytes=0, min_product=10_000)
+POLICIES = {"cut": CUT, "some cut": SOME, "uncut": UNCUT}
 
 
 class Machine:
@@ -371,20 +371,25 @@ def test_without_recording_and_in_inference_mode_values_are_the_same() -> None:
     on_threads(2, run)
 
 
-def test_other_ranks_come_neighbour_first_and_short_pieces_together() -> None:
+def test_other_ranks_come_neighbour_first_and_small_products_together() -> None:
     def rows(sizes: tuple[int, ...], index: int) -> Matrices:
         places = tuple(range(len(sizes)))
         return Matrices.of((sum(sizes), 3), Cut(object(), places, index, 0, sizes))  # type: ignore[arg-type]
 
-    assert steps_of(rows((4, 4, 4, 4), 1), 4) == [[2], [3], [0]]
-    assert steps_of(rows((4, 4, 4, 4), 1), 5) == [[2, 3], [0]]
-    assert steps_of(rows((4, 4, 4, 4), 1), 100) == [[2, 3, 0]]
-    assert steps_of(rows((0, 0), 0), 1) == [[1]]
+    def steps(of: Matrices, min_product: int) -> list[list[int]]:
+        return steps_of(of, 10, OverlapPolicy(min_product=min_product))
+
+    assert steps(rows((4, 4, 4, 4), 1), 40) == [[2], [3], [0]]
+    assert steps(rows((5, 5, 5, 5), 1), 50) == [[2], [3], [0]]
+    assert steps(rows((4, 8, 4, 4), 1), 60) == [[2, 3], [0]]
+    assert steps(rows((4, 20, 4, 4), 1), 200) == [[2, 3, 0]]
+    assert steps(rows((4, 4, 4, 4), 1), 41) == []
+    assert steps(rows((0, 0), 0), 0) == [[1]]
     assert rows((4, 4, 0, 4), 1).ranges([2, 3, 0]) == [(0, 4), (8, 4)]
 
 
 def test_numbers_of_the_policy_have_bounds() -> None:
-    with pytest.raises(ValueError, match="OverlapPolicy: rows_per_product is 1 or more, got 0"):
-        OverlapPolicy(rows_per_product=0)
+    with pytest.raises(ValueError, match="OverlapPolicy: min_product is 0 or more, got -1"):
+        OverlapPolicy(min_product=-1)
     assert not OverlapPolicy(gather_by="sends", min_copied_nbytes=0).copies(10)
     assert np.all([OverlapPolicy(min_copied_nbytes=8).copies(n) == (n >= 8) for n in (0, 7, 8, 9)])

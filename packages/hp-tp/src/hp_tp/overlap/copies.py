@@ -50,12 +50,17 @@ def _row_numel(rows: Matrices, features: int) -> int:
     return max(1, -(-largest // ALIGNMENT)) * ALIGNMENT
 
 
-def steps_of(rows: Matrices, rows_per_product: int) -> list[list[int]]:
-    """The other ranks' coordinates in the order in which they are visited, those together whose rows are multiplied at once."""
+def others_of(rows: Matrices) -> list[int]:
+    """The other ranks' coordinates in the order in which they are visited: each begins with its neighbour."""
     own, num_ranks = rows.cut.index, len(rows.sizes)
-    others = [(own + step) % num_ranks for step in range(1, num_ranks)]
-    total = rows.outer * (rows.total - rows.sizes[own])
-    count = max(1, min(len(others), total // max(1, rows_per_product)))
+    return [(own + step) % num_ranks for step in range(1, num_ranks)]
+
+
+def steps_of(rows: Matrices, features: int, policy: OverlapPolicy) -> list[list[int]]:
+    """The other ranks' coordinates, those together whose rows are multiplied at once; none if all ranks' are."""
+    others, own = others_of(rows), rows.outer * rows.sizes[rows.cut.index]
+    count = policy.num_products(own * features, (rows.outer * rows.total - own) * features)
+    count = min(len(others), count)
     return [
         others[chunk_offset(len(others), count, step) :][: chunk_size(len(others), count, step)]
         for step in range(count)

@@ -8,7 +8,7 @@ from typing import Any
 from hp_dtensor import transport
 from hp_platform import collectives, get_platform
 from hp_platform.halves import Halves
-from hp_tp.overlap.copies import CopiedGather, halves_for, steps_of
+from hp_tp.overlap.copies import CopiedGather, halves_for, others_of, steps_of
 from hp_tp.overlap.matrices import Matrices
 from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.overlap.side_stream import run_beside
@@ -34,8 +34,14 @@ def gather_and_multiply(
     device = platform.device_of(x)
     features = sum(factor.shape[1] for factor in factors)
     halves = halves_for(x.dtype, device, x.shape[-1], rows, policy)
-    is_beside = halves is not None or platform.supports("async_collectives", device)
-    if not (factors and is_beside and policy.cuts_gather(features, len(rows.sizes), halves is not None)):
+    if halves is not None:
+        steps = steps_of(rows, features, policy)
+        is_cut = bool(steps)
+    else:
+        is_cut = policy.cuts_gather(features, len(rows.sizes)) and platform.supports(
+            "async_collectives", device
+        )
+    if not (factors and is_cut):
         whole = _gathered(x, rows, halves)
         return whole, [_product(whole, factor, bias) for factor, bias in zip(factors, biases, strict=True)]
     products = [
@@ -48,7 +54,7 @@ def gather_and_multiply(
             platform.matmul_into(platform.narrow(product, 1, start, length), part, factor, bias)
 
     own = rows.cut.index
-    arrivals = _start(x, rows, policy) if halves is None else _start_copies(x, rows, policy, halves)
+    arrivals = _start(x, rows, policy) if halves is None else _start_copies(x, rows, steps, halves)
     multiply(x, 0, rows.starts[own], rows.sizes[own])
     for whole, coordinates in arrivals():
         for start, length in rows.ranges(coordinates):
@@ -60,7 +66,7 @@ def _gathered(x: Tensor, rows: Matrices, halves: Halves | None) -> Tensor:
     """With nothing beside."""
     if halves is None:
         return rows.of_communicated(transport.gather(rows.communicated(x), rows.flat_cut))
-    gather = CopiedGather(x, rows, halves, steps_of(rows, rows.outer * rows.total))
+    gather = CopiedGather(x, rows, halves, [others_of(rows)])
     gather.wait()
     return gather.whole
 
@@ -81,9 +87,10 @@ def _start(x: Tensor, rows: Matrices, policy: OverlapPolicy) -> Callable[[], Arr
     return _start_any_gather(x, rows)
 
 
-def _start_copies(x: Tensor, rows: Matrices, policy: OverlapPolicy, halves: Halves) -> Callable[[], Arrivals]:
+def _start_copies(
+    x: Tensor, rows: Matrices, steps: list[list[int]], halves: Halves
+) -> Callable[[], Arrivals]:
     """The other ranks' pieces come into their places one by one, or some together where they are short."""
-    steps = steps_of(rows, policy.rows_per_product)
     gather = CopiedGather(x, rows, halves, steps)
 
     def arrivals() -> Arrivals:

@@ -22,11 +22,9 @@ class OverlapPolicy:
     min_copied_nbytes: int = 16 * MIB
     """Where the ranks reach each other's memory (GPUs of one machine), their copy engines move the rows of wholes of at least so many
     bytes, see :mod:`hp_tp.overlap.copies`."""
-    copied_features_per_peer: int = 1024
-    """As ``features_per_peer``, for a gather by copies."""
-    rows_per_product: int = 1024
-    """Beside copies the other ranks' rows are multiplied in several products, of at least so many rows: a shorter one does not fill a
-    device."""
+    min_product: int = 2**22
+    """Beside copies a product is cut into those of this rank's rows and of the others', each with at least so many elements in its result:
+    a smaller one does not fill a device. (A GPU of 132 multiprocessors that makes a tile of 128 x 256 on each.)"""
     max_peer_nbytes: int = 512 * MIB
     """What is larger in peer memory, which holds the largest whole that ever travelled twice, goes by collectives. That memory hangs on
     the group: all layers and models that are parallel over it share it, and ending the group gives it back."""
@@ -52,8 +50,7 @@ class OverlapPolicy:
     def __post_init__(self) -> None:
         least = {
             "min_copied_nbytes": 0,
-            "copied_features_per_peer": 0,
-            "rows_per_product": 1,
+            "min_product": 0,
             "max_peer_nbytes": 0,
             "min_nbytes": 0,
             "features_per_peer": 0,
@@ -74,13 +71,19 @@ class OverlapPolicy:
         """Whether so much is moved by copies, where the ranks reach each other's memory."""
         return self.gather_by == "collective" and nbytes >= self.min_copied_nbytes
 
-    def cuts_gather(self, features: int, num_ranks: int, by_copies: bool) -> bool:
-        """Whether a product with ``features`` is cut, so that it runs beside the gather of its input.
+    def num_products(self, own: int, others: int) -> int:
+        """Beside copies: into how many products that of the other ranks' rows is cut; 0: all rows are multiplied at once.
+
+        Of elements of the result: of this rank's rows, and of the others'. Ranks may decide differently.
+        """
+        return 0 if own < self.min_product else max(1, others // max(1, self.min_product))
+
+    def cuts_gather(self, features: int, num_ranks: int) -> bool:
+        """Whether a product with ``features`` is cut, so that it runs beside a collective that gathers its input.
 
         Ranks with more or fewer features may decide otherwise: the launch is the same. Where it is not, features do not count.
         """
-        per_peer = self.copied_features_per_peer if by_copies else self.features_per_peer
-        return self.gather_by == "sends" or features >= per_peer * (num_ranks - 1)
+        return self.gather_by == "sends" or features >= self.features_per_peer * (num_ranks - 1)
 
     def num_chunks(self, nbytes: int) -> int:
         """Into how many chunks a reduction of so many bytes is cut; 1: it is not."""

@@ -8,7 +8,7 @@ from typing import Any
 from hp_dtensor import transport
 from hp_dtensor.chunk import chunk_offset, chunk_size
 from hp_platform import collectives, get_platform
-from hp_tp.overlap.copies import CopiedExchange, halves_for, steps_of
+from hp_tp.overlap.copies import CopiedExchange, halves_for, others_of, steps_of
 from hp_tp.overlap.matrices import Matrices
 from hp_tp.overlap.policy import OverlapPolicy
 from hp_tp.overlap.side_stream import Task, run_beside
@@ -37,9 +37,10 @@ def multiply_and_scatter(
     halves = halves_for(like.dtype, platform.device_of(like), features, rows, policy)
     if halves is not None:
         exchange = CopiedExchange(rows, features, like.dtype, platform.device_of(like), halves)
-        if has_work_beside or not xs:
+        steps = [] if has_work_beside or not xs else steps_of(rows, features, policy)
+        if not steps:
             return _sent_at_once(_total(xs, factors, summand), exchange, rows)
-        return _sent_while_multiplied(xs, factors, summand, exchange, rows, policy)
+        return _sent_while_multiplied(xs, factors, summand, exchange, rows, steps)
     if xs and rows.flat_cut.is_even and not has_work_beside:
         num_chunks = _num_chunks(xs[0], factors[0].shape[1], rows, policy)
         if num_chunks > 1:
@@ -61,8 +62,7 @@ def _total(xs: Sequence[Tensor], factors: Sequence[Tensor], summand: Tensor | No
 
 
 def _sent_at_once(total: Tensor, exchange: CopiedExchange, rows: Matrices) -> Callable[[], Tensor]:
-    (others,) = steps_of(rows, rows.outer * rows.total)
-    exchange.send(total, 0, [*others, rows.cut.index])
+    exchange.send(total, 0, [*others_of(rows), rows.cut.index])
     exchange.meet()
     return exchange.add_up(is_beside=True)
 
@@ -73,7 +73,7 @@ def _sent_while_multiplied(
     summand: Tensor | None,
     exchange: CopiedExchange,
     rows: Matrices,
-    policy: OverlapPolicy,
+    steps: list[list[int]],
 ) -> Callable[[], Tensor]:
     """The products for the other ranks come first, so that they are on their way while the own one, the last, is computed."""
     platform, own = get_platform(), rows.cut.index
@@ -87,7 +87,7 @@ def _sent_while_multiplied(
             added = out
 
     kind = {"dtype": xs[0].dtype, "device": platform.device_of(xs[0])}
-    for coordinates in steps_of(rows, policy.rows_per_product):
+    for coordinates in steps:
         for start, length in rows.ranges(coordinates):
             product = platform.empty((rows.outer, length, factors[0].shape[1]), **kind)
             multiply(product, start, length)
