@@ -34,13 +34,12 @@ def gather_and_multiply(
     device = platform.device_of(x)
     features = sum(factor.shape[1] for factor in factors)
     halves = halves_for(x.dtype, device, x.shape[-1], rows, policy)
-    if halves is not None:
-        steps = steps_of(rows, features, policy)
-        is_cut = bool(steps)
-    else:
-        is_cut = policy.cuts_gather(features, len(rows.sizes)) and platform.supports(
-            "async_collectives", device
-        )
+    steps = [] if halves is None else steps_of(rows, features, policy)
+    is_cut = bool(steps) or (
+        halves is None
+        and platform.supports("async_collectives", device)
+        and policy.cuts_gather(features, len(rows.sizes))
+    )
     if not (factors and is_cut):
         whole = _gathered(x, rows, halves)
         return whole, [_product(whole, factor, bias) for factor, bias in zip(factors, biases, strict=True)]
