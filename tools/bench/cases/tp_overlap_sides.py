@@ -220,12 +220,18 @@ def _compare(built: dict[str, Built]) -> None:
 
 def _in_turn(steps: Mapping[str, Callable[[], None]], course: Course) -> dict[str, list[float]]:
     """Milliseconds of every step of every side, which take turns."""
+    import torch
+
     times: dict[str, list[float]] = {side: [] for side in steps}
     on_gpu = device() == "cuda"
     waits = {side: _host_milliseconds(step, course) if on_gpu else 0.0 for side, step in steps.items()}
     for _ in range(course.rounds * course.timed):
         for side, step in steps.items():
-            times[side].append(_behind_a_wait(step, waits[side]) if on_gpu else times_on_host(step, 1)[0])
+            if on_gpu:
+                times[side].append(_behind_a_wait(step, waits[side]))
+            else:
+                torch.distributed.barrier()
+                times[side].append(times_on_host(step, 1)[0])
     return times
 
 
