@@ -61,7 +61,7 @@ def microseconds(whose: Whose, name: str) -> float:
 
     init_process_group()
     of = LAYERS[name]
-    family = Family(Part.LAYER, SIZES_TINY, of.sequence_parallel, of.compiled)
+    family = Family(Part.LAYER, SIZES_TINY, of.sequence_parallel, of.compiled, of.overlap)
     built, inputs = Built(whose, family), Inputs.of(family, LENGTH)
     times = []
     for _ in range(NUM_WARM + NUM_STEPS):
@@ -76,7 +76,8 @@ CASES = tuple(
         name=f"tp-host-{family.name}",
         summary="processor time of forward and backward of a tiny tensor-parallel layer"
         + (", sequence cut" if family.sequence_parallel else "")
-        + (", compiled" if family.compiled else ", eager"),
+        + (", compiled" if family.compiled else ", eager")
+        + (", overlap" if family.overlap else ""),
         ours=partial(_side, Whose.OURS, family.name),
         peer=partial(_side, Whose.PEER, family.name),
         peer_name="torch parallelize_module",

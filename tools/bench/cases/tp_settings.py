@@ -40,11 +40,14 @@ class Family:
     sizes: Sizes
     sequence_parallel: bool = False
     compiled: bool = False
+    overlap: bool = False
+    """Ours gathers and reduces beside its products."""
 
     @property
     def name(self) -> str:
         """Without the length."""
         marks = ("-sp" if self.sequence_parallel else "") + ("-compiled" if self.compiled else "")
+        marks = marks + ("-overlap" if self.overlap else "")
         return ("tiny-" if self.sizes is SIZES_TINY else "") + self.part.value + marks
 
 
@@ -78,6 +81,7 @@ FAMILIES = (
         for compiled in (False, True)
         for sequence_parallel in (True, False)
     ),
+    Family(Part.LAYER, SIZES_8B, sequence_parallel=True, overlap=True),
     Family(Part.LOSS, SIZES_8B),
 )
 SETTINGS: dict[str, Setting] = {

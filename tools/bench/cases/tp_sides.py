@@ -203,12 +203,13 @@ class _Library:
             return styles.PrepareModuleInput(input_layouts=layouts, desired_input_layouts=desired)
 
         plan: dict[str, Any] = {}
+        overlap = {"overlap": True} if family.overlap and not prepares else {}
         if prepares:
             plan |= {"attention": taking(between, None, None), "feed_forward": taking(between)}
         for name in ("attention.q", "attention.k", "attention.v", "feed_forward.gate", "feed_forward.up"):
-            plan[name] = styles.ColwiseParallel(input_layouts=taken)
+            plan[name] = styles.ColwiseParallel(input_layouts=taken, **overlap)
         for name in ("attention.o", "feed_forward.down"):
-            plan[name] = styles.RowwiseParallel(output_layouts=between)
+            plan[name] = styles.RowwiseParallel(output_layouts=between, **overlap)
         if family.sequence_parallel:
             # Ours compiles what goes on in plain tensors, torch's DTensors too.
             options = {"use_local_output": True} if family.compiled and not prepares else {}

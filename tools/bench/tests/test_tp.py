@@ -42,7 +42,9 @@ def test_there_is_a_row_for_every_part_length_and_way_to_run_it() -> None:
         for cut in ("-sp", "")
         for compiled in ("-compiled", "")
     ]
-    assert set(SETTINGS) == {f"{name}-{length}" for name in (*names, "loss") for length in lengths}
+    assert set(SETTINGS) == {
+        f"{name}-{length}" for name in (*names, "layer-sp-overlap", "loss") for length in lengths
+    }
 
 
 @pytest.mark.usefixtures("gpus")
