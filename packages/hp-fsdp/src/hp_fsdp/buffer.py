@@ -8,6 +8,7 @@ from hp_fsdp.layout import Slot, plan_rows
 from hp_fsdp.offload import HostMemory
 from hp_fsdp.parameter import ManagedParameter
 from hp_platform.platform import Platform
+from hp_platform.protocols.flat_shards import FlatRow
 from hp_platform.protocols.tensor import DType, Tensor
 
 
@@ -56,6 +57,7 @@ class FlatBuffer:
             self.plan = plan_rows([param.shape or (1,) for param in params], 1)
         self._row: Tensor | None = None
         self._addresses: list[int] = []
+        self._flat_row: FlatRow | None = None
         if not self.on_meta():
             self.refresh()
 
@@ -101,6 +103,25 @@ class FlatBuffer:
             if padding:
                 pieces.append(platform.zeros((padding,), self.dtype, self.device))
         return pieces[0] if len(pieces) == 1 else platform.cat(pieces)
+
+    def flat_row(self) -> FlatRow | None:
+        """The row for an optimizer, if the shards are parts of it; the same object while neither it nor a parameter is exchanged."""
+        if self._row is None:
+            return None
+        parameters = tuple(param.parameter for param in self.params)
+        known = self._flat_row
+        if (
+            known is None
+            or known.row is not self._row
+            or any(a is not b for a, b in zip(known.parameters, parameters, strict=True))
+        ):
+            known = FlatRow(self._row, parameters, tuple(slot.offset for slot in self.plan.slots))
+            self._flat_row = known
+        return known
+
+    def row_version(self) -> int:
+        """How often the row was written as a whole, which the shards' own counts do not tell."""
+        return 0 if self._row is None else self.platform.version(self._row)
 
     def _new_row(self) -> Tensor:
         if self.host is None:

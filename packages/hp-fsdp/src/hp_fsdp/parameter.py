@@ -20,6 +20,7 @@ from hp_fsdp.places import Places
 from hp_fsdp.summands import Summands
 from hp_fsdp.wide_gradients import wide_weight
 from hp_platform.platform import Platform
+from hp_platform.protocols.flat_shards import FLAT_SHARDS
 from hp_platform.protocols.tensor import DType, Tensor
 
 OWNER_MARK = "_hp_fsdp_owner"
@@ -193,6 +194,7 @@ class ManagedParameter:
             )
         setattr(found, OWNER_MARK, getattr(expected, OWNER_MARK))
         setattr(found, HOOK_KEEPER, self.gradient_hooks)
+        setattr(found, FLAT_SHARDS, getattr(expected, FLAT_SHARDS, None))
         self.parameter = found
         self._is_exchanged = True
         self.show_shard()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
+from hp_fsdp.flat_shards import UnitRows
 from hp_fsdp.options import Options
 from hp_fsdp.parameter import OWNER_MARK, STAYS, ManagedParameter
 from hp_fsdp.peers import may_reach
@@ -17,6 +18,7 @@ from hp_fsdp.small_world import SmallWorld
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Task
 from hp_platform.platform import Platform
+from hp_platform.protocols.flat_shards import FLAT_SHARDS
 
 if TYPE_CHECKING:
     from hp_fsdp.runtime import RootContext
@@ -42,6 +44,7 @@ class UnitParameters:
             in_main_grad=options.precision.keeps_main_grad,
             host=host_memory(platform, places, options),
         )
+        self.flat_shards = UnitRows(self)
         self.hooks: Any = None
         """Its :class:`hp_fsdp.hooks.UnitHooks`."""
         self.parts: list[Unit] = []
@@ -68,6 +71,7 @@ class UnitParameters:
                 self.arrangement.cut(param)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
             setattr(param.parameter, HOOK_KEEPER, param.gradient_hooks)
+            setattr(param.parameter, FLAT_SHARDS, self.flat_shards)
             if param.stays:
                 setattr(param.parameter, STAYS, True)
         self._arrange([*self.params, *params])
@@ -222,8 +226,9 @@ class UnitParameters:
         return () if self.options.reshard_after_backward else self.shard_versions()
 
     def shard_versions(self) -> tuple[int, ...]:
-        """How often each shard was written, where the framework counts; else zeros."""
-        return tuple(self.platform.version(param.shard) for param in self.params)
+        """How often each shard, and each row as a whole, was written, where the framework counts; else zeros."""
+        rows = self.arrangement.buffers
+        return (*(self.platform.version(p.shard) for p in self.params), *(row.row_version() for row in rows))
 
     def _gradient_came(self) -> None:
         """A backward has added to the gradient of a whole parameter; :class:`hp_fsdp.unit.Unit` says what follows."""

@@ -61,7 +61,7 @@ class RowOfMembers:
     def gradients(self) -> Tensor | None:
         """The row of gradients, if every parameter has one and they lie in a row as the shards do."""
         platform = self.platform
-        found = [self._gradient(parameter) for parameter in self._parameters]
+        found: list[Any] = [self._gradient(parameter) for parameter in self._parameters]
         if not found or any(gradient is None for gradient in found):
             return None
         if any(self._gradient(parameter) is None for parameter in self._empty):
