@@ -97,3 +97,102 @@ def test_a_view_may_tell_its_base(platform, make):
     base = platform.view_base(part)
     assert base is None or platform.data_ptr(base) == platform.data_ptr(whole)
     assert (base is None) == (platform.platform_type.value == "mindspore")
+
+
+PIECES = [(5, 7), (1, 1), (0, 3), (64, 48), (4099,)]
+
+
+def of_each_shape(random, name):
+    return [random.normal(size=shape).astype(name) for shape in PIECES]
+
+
+@pytest.mark.parametrize("narrow", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_moves_and_points_to_where_a_step_goes(
+    platform, device, make, near, lacks, narrow, nesterov
+):
+    if narrow == "bfloat16" and lacks("bfloat16_compute"):
+        return
+    random = np.random.default_rng(4)
+    start, gradients = of_each_shape(random, "float32"), of_each_shape(random, "float32")
+    momenta, grads = [make(x, "float32") for x in start], [make(g, "float32") for g in gradients]
+    row = platform.zeros((sum(x.size for x in start) + 1,), narrow, device)
+    # Behind one element: kernels must not take parts of a tensor for aligned ones.
+    parts = platform.split(row, [1, *(x.size for x in start)])[1:]
+    directions = [platform.reshape(x, shape) for x, shape in zip(parts, PIECES, strict=True)]
+    expected = start
+    for _ in range(2):
+        platform.momentum_(momenta, grads, directions, momentum=0.95, nesterov=nesterov)
+        # Rounded after the product and after the sum, as by two operations.
+        expected = [np.float32(0.95) * m + g for m, g in zip(expected, gradients, strict=True)]
+        for m, wanted in zip(momenta, expected, strict=True):
+            np.testing.assert_array_equal(platform.to_numpy(m), wanted)
+    for d, m, g in zip(directions, expected, gradients, strict=True):
+        assert platform.dtype_name(d.dtype) == narrow
+        near(d, np.float32(0.95) * m + g if nesterov else m)
+    np.testing.assert_array_equal(platform.to_numpy(row)[:1], [0])
+    for g, given in zip(grads, gradients, strict=True):
+        np.testing.assert_array_equal(platform.to_numpy(g), given)
+    platform.momentum_([], [], [], momentum=0.95, nesterov=nesterov)
+
+
+def test_momentum_in_the_most_exact_dtype_follows_its_formula(platform, make, near, real):
+    random = np.random.default_rng(5)
+    m, g = (random.normal(size=(3, 4)).astype(real) for _ in range(2))
+    momentum, direction = make(m, real), make(np.zeros((3, 4)), real)
+    platform.momentum_([momentum], [make(g, real)], [direction], momentum=0.9, nesterov=True)
+    near(momentum, 0.9 * m + g)
+    near(direction, 0.9 * (0.9 * m + g) + g)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "most exact"])
+@pytest.mark.parametrize(("keep", "factor"), [(0.998, -0.3), (1.0, 2.0), (0.0, 1.0)])
+def test_parameters_are_moved_by_updates_of_narrower_dtypes(
+    platform, make, near, lacks, real, name, keep, factor
+):
+    if name == "bfloat16" and lacks("bfloat16_compute"):
+        return
+    wide, narrow = ("float32", name) if name != "most exact" else (real, real)
+    random = np.random.default_rng(6)
+    params = [make(x, wide) for x in of_each_shape(random, wide)]
+    updates = [make(x, narrow) for x in of_each_shape(random, wide)]
+    expected = [
+        keep * platform.to_numpy(p).astype("float64") + factor * platform.to_numpy(u).astype("float64")
+        for p, u in zip(params, updates, strict=True)
+    ]
+    platform.move_(params, updates, keep=keep, factor=factor)
+    for p, wanted in zip(params, expected, strict=True):
+        assert platform.dtype_name(p.dtype) == wide
+        near(p, wanted)
+    whole = make(np.ones((4, 6)), wide)
+    platform.move_(
+        [platform.narrow(whole, 1, 2, 3)], [make(np.ones((4, 3)), narrow)], keep=keep, factor=factor
+    )
+    near(platform.narrow(whole, 1, 2, 3), np.full((4, 3), keep + factor))
+    near(platform.narrow(whole, 1, 0, 2), np.ones((4, 2)))
+    platform.move_([], [], keep=keep, factor=factor)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [("float32", "float32"), ("float32", "float16"), ("float16", "float32")]
+)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1, 1), (0, 2, 2), (2, 0, 3), (2, 64, 64)])
+def test_a_quotient_is_rounded_once(platform, make, near, given, wanted, shape):
+    random = np.random.default_rng(7)
+    # Beyond what float16 holds, both of them.
+    size = 1e6 if given == "float32" else 1.0
+    x = (random.normal(size=shape) * size).astype(given)
+    divisor = (random.uniform(1, 2, (shape[0], 1, 1)) * size).astype("float32")
+    found = platform.quotient(make(x, given), make(divisor, "float32"), wanted)
+    assert platform.dtype_name(found.dtype) == wanted
+    near(found, x.astype("float64") / divisor)
+    turned = platform.transpose(make(x, given), 1, 2)
+    near(
+        platform.quotient(turned, make(divisor, "float32"), wanted),
+        x.swapaxes(1, 2).astype("float64") / divisor,
+    )
+
+
+def test_a_quotient_in_the_most_exact_dtype(platform, make, near, real):
+    x = np.random.default_rng(8).normal(size=(2, 3, 4))
+    near(platform.quotient(make(x, real), make(np.full((2, 1, 1), 3.0), real), real), x / 3)

@@ -65,6 +65,13 @@ class Batch:
         return (*self.route.sent, *(cut for cut, _ in self.route.kept))
 
     @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """Positions among :attr:`packed_cuts` of those that are all that this rank has of a parameter that is due."""
+        due = set(self.due)
+        cuts = enumerate(self.packed_cuts)
+        return tuple(at for at, cut in cuts if cut.parameter in due and cut.is_all)
+
+    @cached_property
     def applied_cuts(self) -> tuple[Cut, ...]:
         """What results are for on this rank: those of other owners, and behind them its own."""
         return (*self.route.received, *(cut for cut, _ in self.route.kept))

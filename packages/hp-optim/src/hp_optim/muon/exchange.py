@@ -52,7 +52,10 @@ class GoingBack:
         self._platform, self._batch = platform, batch
         route = batch.route
         found = matrices(platform, batch, results)
-        self._kept = [part_of(platform, found[place.task], place.box) for _, place in route.kept]
+        # Contiguous as what arrives at other replicas: the same operations on them give the same bits.
+        self._kept = [
+            platform.contiguous(part_of(platform, found[place.task], place.box)) for _, place in route.kept
+        ]
         self._work = None
         if batch.group is not None:
             parts = [part_of(platform, found[place.task], place.box) for place in route.returned]

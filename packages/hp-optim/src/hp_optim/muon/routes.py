@@ -25,6 +25,11 @@ class Cut(NamedTuple):
     box: Box
     """In what the rank holds, whose corner is the origin."""
 
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole local tensor. Of a run nobody asks."""
+        return self.held.start is None and self.box.size == self.held.box.size
+
 
 class Place(NamedTuple):
     """A piece of a matrix that this rank owns."""

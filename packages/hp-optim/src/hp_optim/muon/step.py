@@ -5,7 +5,7 @@ buf <- mu buf + g,    u = mu buf + g (nesterov) or buf,    p <- p (1 - lr weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,40 +52,52 @@ class Step:
     # --- before
     def packed(self, batch: Batch) -> Tensor:
         """See :class:`hp_optim.muon.pipeline.Steps`."""
-        platform, lane = self._platform, batch.lane
-        self._move_momentum(batch.due)
-        row = platform.cast(self._directions(batch), lane.sent)
+        platform, lane, cuts = self._platform, batch.lane, batch.packed_cuts
+        if not platform.supports("write_into_view", lane.storage):
+            self._move_momentum(batch.due)
+            row = in_a_row(platform, self._directions(cuts), lane.sent, lane.storage)
+            return platform.to_device(row, lane.device)
+        row = platform.empty((sum(cut.box.volume for cut in cuts),), lane.sent, lane.storage)
+        targets = cut_row(platform, row, [cut.box.size for cut in cuts])
+        # What is all that this rank has of a parameter is written in the pass that moves its momentum.
+        whole = {cuts[place].parameter: targets[place] for place in batch.whole}
+        self._move_and_write(whole)
+        self._move_momentum([number for number in batch.due if number not in whole])
+        rest = sorted(set(range(len(cuts))) - set(batch.whole))
+        found = self._directions([cuts[place] for place in rest])
+        platform.foreach_copy_([targets[place] for place in rest], found)
         return platform.to_device(row, lane.device)
 
-    def _move_momentum(self, due: Sequence[int]) -> None:
-        for mu, entries in _grouped((self._updated[number].mu, self._updated[number]) for number in due):
-            momenta = [each.momentum for each in entries]
-            self._platform.foreach_mul_(momenta, mu)
-            self._platform.foreach_add_(momenta, [each.gradient for each in entries])
+    def _move_and_write(self, targets: Mapping[int, Tensor]) -> None:
+        """The momentum of parameters, and their ``u`` into targets of their shape."""
+        found = [(self._updated[number], target) for number, target in targets.items()]
+        for (mu, is_nesterov), moved in grouped(((x.mu, x.is_nesterov), (x, target)) for x, target in found):
+            self._platform.momentum_(
+                [each.momentum for each, _ in moved],
+                [each.gradient for each, _ in moved],
+                [target for _, target in moved],
+                momentum=mu,
+                nesterov=is_nesterov,
+            )
 
-    def _directions(self, batch: Batch) -> Tensor:
-        """``u`` of all cuts in a row, in the dtype of the momentum."""
-        platform, lane, cuts = self._platform, batch.lane, batch.packed_cuts
-        found = [self._updated[cut.parameter] for cut in cuts]
-        momenta = [held_part(platform, x.momentum, c.held, c.box) for x, c in zip(found, cuts, strict=True)]
-        starts = [
-            held_part(platform, x.gradient, c.held, c.box) if x.is_nesterov else momentum
-            for x, c, momentum in zip(found, cuts, momenta, strict=True)
-        ]
-        factors = [x.mu if x.is_nesterov else 0.0 for x in found]
-        if not platform.supports("write_into_view", lane.storage):
-            sums = [
-                platform.add_(platform.clone(start), momentum, mu) if mu else start
-                for start, momentum, mu in zip(starts, momenta, factors, strict=True)
-            ]
-            return in_a_row(platform, sums, lane.kept, lane.storage)
-        row = in_a_row(platform, starts, lane.kept, lane.storage)
-        targets = cut_row(platform, row, [cut.box.size for cut in cuts])
-        pairs = zip(targets, momenta, strict=True)
-        for mu, added in _grouped(zip(factors, pairs, strict=True)):
-            if mu:
-                platform.foreach_add_([x for x, _ in added], [y for _, y in added], mu)
-        return row
+    def _move_momentum(self, due: Sequence[int]) -> None:
+        """Product and sum are rounded one by one, as above."""
+        for mu, moved in grouped((self._updated[number].mu, self._updated[number]) for number in due):
+            momenta = [each.momentum for each in moved]
+            self._platform.foreach_mul_(momenta, mu)
+            self._platform.foreach_add_(momenta, [each.gradient for each in moved])
+
+    def _directions(self, cuts: Sequence[Cut]) -> list[Tensor]:
+        """``u`` of each, in the dtype of the momentum, which has moved."""
+        platform, found = self._platform, []
+        for cut in cuts:
+            each = self._updated[cut.parameter]
+            u = held_part(platform, each.momentum, cut.held, cut.box)
+            if each.is_nesterov:
+                u = platform.mul_(platform.clone(u), each.mu)
+                u = platform.add_(u, held_part(platform, each.gradient, cut.held, cut.box))
+            found.append(u)
+        return found
 
     # --- on the device
     def orthogonalised(self, stack: Stack, x: Tensor) -> Tensor:
@@ -112,7 +124,7 @@ class Step:
                 each.scale(task.rows, task.columns),
             )
             moves.append((key, (each, target, result)))
-        for (_, weight_decay, scale), found in _grouped(moves):
+        for (_, weight_decay, scale), found in grouped(moves):
             move(
                 platform,
                 [target for _, target, _ in found],
@@ -135,7 +147,7 @@ class Step:
         del self._waiting[cut.parameter]
         runs = []
         for held, parts in sorted(
-            _grouped((other.held, (other.box, x)) for other, x in waiting),
+            grouped((other.held, (other.box, x)) for other, x in waiting),
             key=lambda found: found[0].start or 0,
         ):
             whole = joined(platform, dict(parts))
@@ -154,9 +166,7 @@ def move(
 ) -> None:
     """``p <- p (1 - lr weight_decay) - lr scale U`` of each. A learning rate on the device stays there."""
     if not platform.is_tensor(lr):
-        if weight_decay:
-            platform.foreach_mul_(parameters, 1.0 - lr * weight_decay)
-        platform.foreach_add_(parameters, results, -lr * scale)
+        platform.move_(parameters, results, keep=1.0 - lr * weight_decay, factor=-lr * scale)
         return
     one = platform.full((), 1.0, lr.dtype, platform.device_of(lr))
     decay = platform.add_(platform.reshape(platform.clone(lr), ()), 0.0)
@@ -174,7 +184,7 @@ def _numel(x: Tensor) -> int:
     return count
 
 
-def _grouped(pairs: Any) -> Any:
+def grouped(pairs: Any) -> Any:
     """``(key, value)`` pairs by key, in the order in which keys first occur."""
     found: dict[Any, list[Any]] = {}
     for key, value in pairs:

@@ -8,7 +8,7 @@ from typing import Any
 import mindspore
 from mindspore import mint
 
-from hp_platform.mindspore._dtypes import NAME_OF
+from hp_platform.mindspore._dtypes import NAME_OF, resolve
 from hp_platform.mindspore._recording import no_grad
 from hp_platform.mindspore._write import exact_number, write
 
@@ -64,6 +64,39 @@ class MindSporeUpdateOps:
                 denominator = mint.sqrt(v) / number(root) + number(eps)
                 write(p, x + m * number(factor) / denominator)
 
+    def momentum_(
+        self, momenta: Tensors, grads: Tensors, directions: Tensors, *, momentum: float, nesterov: bool
+    ) -> None:
+        """Momentum, and where a step goes."""
+        with no_grad():
+            for m, g, direction in zip(momenta, grads, directions, strict=True):
+                if m.size:
+                    wide = _computed(m)
+                    number, given = exact_number(momentum, wide), g.astype(wide)
+                    moved = m.astype(wide) * number + given
+                    write(m, moved)
+                    write(direction, moved * number + given if nesterov else moved)
+
+    def move_(self, params: Tensors, updates: Tensors, *, keep: float, factor: float) -> None:
+        """Decay and update."""
+        with no_grad():
+            for p, u in zip(params, updates, strict=True):
+                if p.size:
+                    wide = _computed(p)
+                    kept = p.astype(wide) * exact_number(keep, wide)
+                    write(p, kept + u.astype(wide) * exact_number(factor, wide))
+
+    def quotient(self, x: mindspore.Tensor, divisor: mindspore.Tensor, dtype: Any) -> mindspore.Tensor:
+        """Quotient of rows."""
+        wide = _computed(x) if NAME_OF[divisor.dtype] != "float64" else divisor.dtype
+        with no_grad():
+            return (x.astype(wide) / divisor.astype(wide)).astype(resolve(dtype))
+
     def view_base(self, x: mindspore.Tensor) -> None:
         """Unknown."""
         return
+
+
+def _computed(x: mindspore.Tensor) -> Any:
+    """Kernels for narrower dtypes are missing."""
+    return x.dtype if NAME_OF[x.dtype] in ("float32", "float64") else mindspore.float32

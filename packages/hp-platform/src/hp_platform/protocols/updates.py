@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hp_platform.protocols.tensor import Tensor
+from hp_platform.protocols.tensor import DType, Tensor
 
 
 class UpdateOps(Protocol):
@@ -40,6 +40,32 @@ class UpdateOps(Protocol):
         operations one after the other. On the cpu they give the bits of torch.optim.AdamW(foreach=False), on MindSpore those
         of numpy in the tensors' dtype (in float32, rounded at the end, for narrower ones).
         """
+        ...
+
+    def momentum_(
+        self,
+        momenta: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        directions: Sequence[Tensor],
+        *,
+        momentum: float,
+        nesterov: bool,
+    ) -> None:
+        """``m = momentum m + g`` of each, rounded twice, and ``d``, which may be narrower, becomes ``momentum m + g`` (``nesterov``) or ``m``.
+
+        One pass over float32 momenta on cuda. Of each shape three tensors on one device; directions may be parts of a larger tensor
+        where ``supports("write_into_view")``.
+        """
+        ...
+
+    def move_(
+        self, params: Sequence[Tensor], updates: Sequence[Tensor], *, keep: float, factor: float
+    ) -> None:
+        """``p = keep p + factor u`` of each; updates may be narrower, and both parts of larger tensors. One pass on cuda."""
+        ...
+
+    def quotient(self, x: Tensor, divisor: Tensor, dtype: DType) -> Tensor:
+        """``x (b, ...)`` by a divisor ``(b, 1, ...)``, in the wider of their dtypes, rounded to ``dtype`` once. One pass on cuda."""
         ...
 
     def view_base(self, x: Tensor) -> Tensor | None:

@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
+from hp_platform.torch._dtypes import resolve
+from hp_platform.torch.device import TorchDevice
+
 Tensors = Sequence[torch.Tensor]
 
 
 class TorchUpdateOps:
     """Implements :class:`hp_platform.protocols.UpdateOps`."""
+
+    _devices: dict[str, TorchDevice]
 
     def adamw_(
         self,
@@ -69,6 +74,56 @@ class TorchUpdateOps:
             torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
             torch._foreach_add_(denominators, eps)
             torch._foreach_addcdiv_(params, exp_avgs, denominators, -float(lr / (1 - beta1**step)))
+
+    def momentum_(
+        self, momenta: Tensors, grads: Tensors, directions: Tensors, *, momentum: float, nesterov: bool
+    ) -> None:
+        """Momentum, and where a step goes."""
+        kernels = self._kernels(momenta)
+        with torch.no_grad():
+            rest = [
+                found
+                for found in zip(momenta, grads, directions, strict=True)
+                if kernels is None or not kernels.momentum(*found, momentum, nesterov=nesterov)
+            ]
+            if not rest:
+                return
+            moved, given = [m for m, _, _ in rest], [g for _, g, _ in rest]
+            _scale(moved, momentum)
+            torch._foreach_add_(moved, given)
+            if nesterov:
+                moved = [torch.clone(m) for m in moved]
+                _scale(moved, momentum)
+                torch._foreach_add_(moved, given)
+            torch._foreach_copy_([d for _, _, d in rest], moved)
+
+    def move_(self, params: Tensors, updates: Tensors, *, keep: float, factor: float) -> None:
+        """Decay and update."""
+        kernels = self._kernels(params)
+        with torch.no_grad():
+            rest = [
+                (p, u)
+                for p, u in zip(params, updates, strict=True)
+                if kernels is None or not kernels.move(p, u, keep, factor)
+            ]
+            if rest:
+                moved = [p for p, _ in rest]
+                if keep != 1.0:
+                    _scale(moved, keep)
+                torch._foreach_add_(moved, [u for _, u in rest], alpha=factor)
+
+    def quotient(self, x: torch.Tensor, divisor: torch.Tensor, dtype: Any) -> torch.Tensor:
+        """Quotient of rows."""
+        kernels = self._kernels((x,))
+        with torch.no_grad():
+            if kernels is not None:
+                out = torch.empty(x.shape, dtype=resolve(dtype), device=x.device)
+                if kernels.quotient(x, divisor, out):
+                    return out
+            return (x / divisor).to(resolve(dtype))
+
+    def _kernels(self, xs: Tensors) -> Any:
+        return self._devices[xs[0].device.type].fused_updates() if xs else None
 
     def view_base(self, x: torch.Tensor) -> torch.Tensor | None:
         """The base of a view."""

@@ -106,6 +106,10 @@ class AcceleratorDevice:
         """Put a state back."""
         self._api().set_rng_state(state, device)
 
+    def fused_updates(self) -> Any:
+        """None: torch's functions for lists."""
+        return None
+
     def fused_scores(self) -> Any:
         """No kernels of ours."""
         return None

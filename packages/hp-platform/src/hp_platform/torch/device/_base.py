@@ -73,6 +73,10 @@ class TorchDevice(DeviceHandle, Protocol):
         """Whose kernel adds up rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
         ...
 
+    def fused_updates(self) -> Any:
+        """Whose kernels make updates in one pass (:class:`hp_platform.torch._triton_updates.TritonUpdates`); None: torch's."""
+        ...
+
     def fused_scores(self) -> Any:
         """Whose kernels make losses of scores (:class:`hp_platform.torch._triton_scores.TritonScores`); None: they are composed."""
         ...

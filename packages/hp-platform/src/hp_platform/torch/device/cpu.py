@@ -67,6 +67,10 @@ class CpuDevice(HostDevice):
         """Torch's."""
         return None
 
+    def fused_updates(self) -> Any:
+        """None: torch's functions for lists."""
+        return None
+
     def fused_scores(self) -> Any:
         """No kernels of ours."""
         return None

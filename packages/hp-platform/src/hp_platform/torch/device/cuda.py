@@ -94,6 +94,16 @@ class CudaDevice(AcceleratorDevice):
         return self._fused_rows
 
     @cached_property
+    def _fused_updates(self) -> Any:
+        if importlib.util.find_spec("triton") is None:
+            return None
+        return importlib.import_module("hp_platform.torch._triton_updates").TritonUpdates()
+
+    def fused_updates(self) -> Any:
+        """Kernels in Triton."""
+        return self._fused_updates
+
+    @cached_property
     def _fused_scores(self) -> Any:
         if importlib.util.find_spec("triton") is None:
             return None
