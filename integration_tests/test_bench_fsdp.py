@@ -44,9 +44,12 @@ def test_a_world_of_one_works(tmp_path: Path) -> None:
     assert row["sides"]["limit"]["losses"][0] == pytest.approx(row["sides"]["ours"]["losses"][0], rel=1e-3)
 
 
-def test_replicas_train_alike(tmp_path: Path) -> None:
-    (row,) = rows_of(tmp_path / "rows", "1b-batch1-hsdp", "--ranks", "4")
+@pytest.mark.parametrize("option", [(), ("--own-adamw",)], ids=["torchs-adamw", "own-adamw"])
+def test_replicas_train_alike(tmp_path: Path, option: tuple[str, ...]) -> None:
+    (row,) = rows_of(tmp_path / "rows", "1b-batch1-hsdp", "--ranks", "4", *option)
     assert row["setting"]["replicas"] == 2
+    assert row["setting"]["own_adamw"] is bool(option)
+    assert row["case"].endswith("-own-adamw") is bool(option)
     assert row["losses_apart"] < 1e-3
 
 

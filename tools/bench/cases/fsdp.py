@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         settings = chosen(options.rows, options.ranks, _overrides(options))
+        settings = [replace(setting, own_adamw=options.own_adamw) for setting in settings]
     except ValueError as error:
         parser.error(str(error))
     if options.list:
@@ -163,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "--functions", type=positive, metavar="N", help="also the N functions that cost the host most"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces of the profiles here")
+    parser.add_argument("--own-adamw", action="store_true", help="our side has hp-optim's AdamW, not torch's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the JSON lines to this file too")
     for field in fields(Sizes):
         parser.add_argument(f"--{field.name}", type=positive, help=f"another {field.name} of the model")

@@ -24,11 +24,14 @@ class Setting:
     """Activations of blocks are computed again in backward."""
     replicas: int = 1
     """Of the sharded model, each on its part of the GPUs (HSDP)."""
+    own_adamw: bool = False
+    """Our side has hp-optim's AdamW; the others always have torch's."""
 
     @property
     def name(self) -> str:
         """Of the row."""
         marks = ("-recompute" if self.recompute else "") + ("-hsdp" if self.replicas > 1 else "")
+        marks = marks + ("-own-adamw" if self.own_adamw else "")
         return f"{self.model}-batch{self.batch}{marks}"
 
     @property

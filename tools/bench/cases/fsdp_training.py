@@ -1,6 +1,7 @@
 """On a rank: the training loop of one side of `fsdp`, built so that all sides begin with the same values.
 
-bfloat16 computation, float32 reduction, fused AdamW, fresh random tokens each step, norm weights 1.
+bfloat16 computation, float32 reduction, torch's fused AdamW (or on our side hp-optim's), fresh random tokens each step, norm
+weights 1.
 The limit has no sharding and no communication: bfloat16 weights that are there already, forward, backward, and AdamW on as
 many float32 elements as a shard has.
 """
@@ -65,12 +66,10 @@ def _empty_cache() -> None:
 
 
 def _built(side: Side, setting: Setting) -> Step:
-    import torch
-
     model = model_of(side, setting)
     backward = _backward(model, setting)
     optimized = list(model.parameters()) if side is not Side.LIMIT else _like_a_shard(model, setting)
-    optimizer = torch.optim.AdamW(optimized, lr=RATE, fused=True)
+    optimizer = _adamw(side, setting)(optimized, lr=RATE, fused=True)
 
     def step() -> Any:
         loss = backward()
@@ -80,6 +79,11 @@ def _built(side: Side, setting: Setting) -> Step:
         return loss
 
     return step
+
+
+def _adamw(side: Side, setting: Setting) -> Any:
+    own = side is Side.OURS and setting.own_adamw
+    return importlib.import_module("hp_optim" if own else "torch.optim").AdamW
 
 
 def backward_of(side: Side, setting: Setting) -> Step:
