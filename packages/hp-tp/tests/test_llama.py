@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from tp_models import (
 
 USUAL = Config()
 """12 query heads and 6 of keys and values: 1, 2 and 3 ranks; with replicated keys and values also 4."""
-FEW = Config(heads=4, kv_heads=2, head_dim=4, hidden=10, layers=1, tied=True)
+FEW = Config(heads=4, kv_heads=2, head_dim=4, hidden=10, layers=1)
 ONE = Config(heads=12, kv_heads=1, hidden=13, layers=1, bias=False)
+MODELS = {1: (USUAL,), 2: (USUAL, ONE), 3: (USUAL, ONE), 4: (USUAL, FEW, ONE)}
+"""By the number of ranks; 50 words divide over 1 and 2 of them."""
 
 
 def check_model(world: World, config: Config, **kwargs: Any) -> None:
@@ -50,26 +53,12 @@ def check_model(world: World, config: Config, **kwargs: Any) -> None:
     check_steps(world, lambda: model_of(world, config), model_plan(config, world.size, **kwargs), loss_of)
 
 
-@pytest.mark.parametrize("logits", [None, Shard(-1)], ids=["whole loss", "loss over cut classes"])
 @pytest.mark.parametrize("sequence", [False, True], ids=["whole sequence", "cut sequence"])
-@distributed(world_size=(1, 2, 3))
-def test_three_steps_of_a_model_are_those_of_one_process(world: World, sequence: bool, logits: Any) -> None:
-    config = replace(USUAL, tied=sequence == (logits is None))
-    check_model(world, config, sequence=sequence, logits=logits)
-
-
-@pytest.mark.parametrize("sequence", [False, True], ids=["whole sequence", "cut sequence"])
-@distributed(world_size=4)
-def test_keys_and_values_that_do_not_divide_are_computed_by_several_ranks(
-    world: World, sequence: bool
-) -> None:
-    for config, logits in ((USUAL, None), (FEW, Shard(-1)), (ONE, Shard(-1))):
-        check_model(world, config, sequence=sequence, logits=logits)
-
-
-@distributed(world_size=(2, 3))
-def test_one_head_of_keys_and_values_serves_all_ranks(world: World) -> None:
-    check_model(world, replace(ONE, layers=1), sequence=world.size == 3)
+@distributed(world_size=(1, 2, 3, 4), timeout=300)
+def test_three_steps_of_every_model_are_those_of_one_process(world: World, sequence: bool) -> None:
+    """Every number of heads, with embedding and head tied and not, with the loss of whole logits and over cut classes."""
+    for config, tied, logits in product(MODELS[world.size], (False, True), (None, Shard(-1))):
+        check_model(world, replace(config, tied=tied), sequence=sequence, logits=logits)
 
 
 @distributed(world_size=(2, 3))
@@ -81,7 +70,7 @@ def test_cut_sequences_may_travel_as_plain_pieces_alone(world: World) -> None:
 def test_a_sequence_that_does_not_divide_travels_in_dtensors(world: World) -> None:
     """7 places are 4 and 3, or 3, 3 and 1, or 2, 2, 2 and 1; 2 places leave ranks without any."""
     for length in (7, 2):
-        config = replace(FEW if world.size == 4 else USUAL, length=length, layers=1)
+        config = replace(FEW if world.size == 4 else USUAL, length=length, layers=1, tied=length == 7)
         check_model(world, config, sequence=True, use_local=False)
 
 
@@ -98,12 +87,12 @@ def test_a_layer_gives_output_and_gradients_of_one_process(world: World) -> None
     assert_parity(platform.get_grad(x), platform.get_grad(one), **limits, name="gradient of the input")
 
 
-@distributed(world_size=2)
+@distributed(world_size=(2, 4), timeout=300)
 def test_replicas_are_equal_bit_for_bit_after_fifty_steps(world: World) -> None:
-    """Norms and biases, and keys and values that do not divide; with and without cut sequences."""
+    """Norms and biases, and keys and values that do not divide; with and without cut sequences and ties."""
     platform = world.platform
-    config = replace(FEW, kv_heads=1, tied=False, length=4)
-    for sequence in (False, True):
+    for sequence, tied in ((False, True), (True, False)):
+        config = replace(FEW, kv_heads=1, tied=tied, length=4)
         model = parallelize_module(
             model_of(world, config), make_mesh(world), model_plan(config, world.size, sequence=sequence)
         )
