@@ -23,7 +23,7 @@ import hp_platform.peers
 from hp_dtensor.transport import Cut
 from hp_platform import get_platform
 from hp_platform.group import ProcessGroup
-from hp_platform.testing import count_collectives
+from hp_platform.testing import World, count_collectives, distributed
 from hp_tp.overlap import OverlapPolicy, all_gather_matmul, matmul_reduce_scatter
 from hp_tp.overlap.copies import MAX_COPIES, steps_of
 from hp_tp.overlap.matrices import Matrices
@@ -92,7 +92,9 @@ def _reaching(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(get_platform())
     supports = kind.supports
     monkeypatch.setattr(
-        kind, "supports", lambda p, name, d=None: name == "peer_memory" or supports(p, name, d)
+        kind,
+        "supports",
+        lambda p, name, d=None: (name == "peer_memory" and d == "cpu") or supports(p, name, d),
     )
 
 
@@ -369,6 +371,17 @@ def test_without_recording_and_in_inference_mode_values_are_the_same() -> None:
             near(world, got, part(expected, dim, cut.index, world.size), mode.__name__)
 
     on_threads(2, run)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@distributed(world_size=(2, 4), backends="cuda")
+def test_gpus_copy_what_collectives_would_move(world: World, policy: str) -> None:
+    for layout in LAYOUTS:
+        check(world, layout, POLICIES[policy])
+        check(world, layout, POLICIES[policy], frozen=("first", "second", "third", "bias", "last"))
+    assert world.group is not None
+    if world.platform.peer_domain(world.device) is not None:
+        assert any(halves is not None for halves in world.group.halves.values())
 
 
 def test_other_ranks_come_neighbour_first_and_small_products_together() -> None:
