@@ -10,7 +10,7 @@ import pytest
 
 from hp_dtensor import Partial, Replicate, Shard, distribute_tensor
 from hp_optim import Muon
-from hp_platform import init_device_mesh
+from hp_platform import collectives, init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
 
@@ -122,26 +122,35 @@ def test_gradients_that_are_sums_over_ranks_are_summed_first(world: World) -> No
     np.testing.assert_allclose(found["partial"], found["whole"], rtol=0, atol=1e-6)
 
 
-@distributed(world_size=[2, 3])
+@distributed(world_size=[2, 4])
 def test_replicas_stay_equal_to_the_bit(world: World) -> None:
     platform = world.platform
-    parameters = [sharded(world, (5, 7), [Replicate()], seed=i) for i in range(3)]
-    optimizer = Muon(parameters)
+    outer = (world.size, 1)
+    layouts: dict[str, Any] = {
+        "whole": sharded(world, (5, 7), [Replicate()]),
+        "rows": sharded(world, (5, 7), [Replicate(), Shard(0)], outer),
+        "columns": sharded(world, (9, 37), [Replicate(), Shard(1)], outer),
+        "parts of rows": sharded(world, (12, 5), [Replicate(), Shard(0)], outer),
+        "experts": sharded(world, (3, 4, 5), [Replicate(), Shard(0)], outer),
+    }
+    if world.size == 4:
+        for name, dim in (("halves of rows", 0), ("halves of columns", 1)):
+            layouts[name] = sharded(world, (9, 37), [Replicate(), Shard(dim)], (2, 2))
+
+    def split(name: str, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        return {"rows": [6, 3, 3], "cols": [2, 3]} if name == "parts of rows" else None
+
+    optimizer = Muon(layouts.items(), split=split)
     for _ in range(3):
         optimizer.step()
-    for parameter in parameters:
-        mine = platform.to_bits(platform.detach(parameter.to_local()))
-        found = platform.to_numpy(
-            type(parameter)
-            .from_local(
-                platform.tensor(mine[None].astype(np.int64), "int64", world.device),
-                parameter.device_mesh,
-                [Shard(0)],
-                shape=(world.size, 5, 7),
-            )
-            .full_tensor()
+    for name, parameter in layouts.items():
+        mine = platform.to_bits(platform.detach(parameter.to_local())).astype(np.int64)
+        found = collectives.all_gather_object(
+            (parameter.local_shape, parameter._spec.local_offset, mine.tolist())
         )
-        assert (found == found[0]).all()
+        for shape, offset, bits in found:
+            if (shape, offset) == (parameter.local_shape, parameter._spec.local_offset):
+                assert bits == mine.tolist(), name
 
 
 @distributed(world_size=[2, 3])
@@ -185,3 +194,34 @@ def test_experts_of_one_rank_may_lack_a_gradient(world: World) -> None:
         experts[step % 2].grad = None if world.rank == 1 else experts[step % 2].grad
         optimizer.step()
     assert (experts[0] in optimizer.state) == (world.rank == 0)
+
+
+@distributed(world_size=2, backends=["cuda", "npu"])
+def test_offloaded_parameters_stay_on_the_host_and_equal_those_on_the_device(world: World) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (2,))
+    found = []
+    for device in ("cpu", world.device):
+        optimized = []
+        for seed, shape in enumerate([(6, 4), (5, 3), (2, 4, 3)]):
+            values = np.random.default_rng(seed).normal(size=(2, *shape)).astype(np.float32)
+            weight, gradient = (
+                type(x).from_local(platform.to_device(x.to_local(), device), mesh, [Shard(0)], shape=shape)
+                for x in (
+                    distribute_tensor(platform.tensor(v, "float32", world.device), mesh, [Shard(0)])
+                    for v in values
+                )
+            )
+            weight.requires_grad_(True)
+            weight.grad = gradient
+            optimized.append(weight)
+        optimizer = Muon(optimized, ns_dtype="float32")
+        for _ in range(2):
+            optimizer.step()
+        for weight in optimized:
+            momentum = optimizer.state[weight]["momentum_buffer"]
+            for x in (weight, momentum):
+                assert platform.device_of(x.to_local()).partition(":")[0] == device.partition(":")[0]
+        found.append([platform.to_numpy(platform.detach(weight.to_local())) for weight in optimized])
+    for of_host, of_device in zip(*found, strict=True):
+        np.testing.assert_allclose(of_host, of_device, rtol=0, atol=1e-6)

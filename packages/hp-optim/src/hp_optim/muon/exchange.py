@@ -33,7 +33,7 @@ class Coming:
         )
 
     def wait(self) -> list[Tensor]:
-        """Every stack, whole."""
+        """Every stack, whole. To be called once: what has come is not held any longer."""
         platform, route = self._platform, self._batch.route
         pieces: list[tuple[Place, Tensor]] = []
         if self._work is not None:
@@ -41,6 +41,7 @@ class Coming:
             pieces.extend(zip(route.arriving, arrived, strict=True))
         places = [place for _, place in route.kept]
         kept = cut_row(platform, self._kept, [place.box.size for place in places])
+        self._work = self._kept = None
         return stacked(platform, self._batch, [*pieces, *zip(places, kept, strict=True)])
 
 
@@ -63,9 +64,10 @@ class GoingBack:
             self._work = exchange(row, batch.group, route.to_holders, route.from_owners)
 
     def wait(self) -> list[Tensor]:
-        """The results in the order of ``batch.applied_cuts``, in the dtype of the iteration, where the parameters lie."""
+        """The results in the order of ``batch.applied_cuts``, in the dtype of the iteration, where the parameters lie. Once, too."""
         platform, batch, lane = self._platform, self._batch, self._batch.lane
         found = [] if self._work is None else [self._work.wait()]
+        self._work = None
         sizes = [cut.box.size for cut in batch.route.received]
         if lane.storage != lane.device:
             found.append(in_a_row(platform, self._kept, lane.computed, lane.device))

@@ -88,8 +88,7 @@ def _normalized(platform: Platform, x: Any, dtype: Any, margin: float) -> Any:
     norm = platform.norm(x, (1, 2), keepdim=True, dtype="float64" if exact else "float32")
     if margin != 1.0:
         norm = platform.mul_(norm, margin)
-    # A narrow x beside the wide norm gives a wide quotient, by the frameworks' own rules.
-    return platform.cast(x / platform.add_(norm, EPSILON), dtype)
+    return platform.quotient(x, platform.add_(norm, EPSILON), dtype)
 
 
 def _iterated(platform: Platform, x: Any, triples: Iterable[Triple]) -> Any:

@@ -294,10 +294,9 @@ def named(group: Group) -> list[tuple[Any, str]]:
 
 def _own_gradient(parameter: Any, gradient: Any) -> Tensor:
     """This rank's piece of the gradient, placed as the parameter: sums over ranks are made, and what lies otherwise is moved."""
-    if hasattr(gradient, "to_local") and hasattr(parameter, "to_local"):
-        mesh, placements = parameter.device_mesh, parameter.placements
-        if gradient.placements != placements or gradient.device_mesh != mesh:
-            gradient = gradient.redistribute(mesh, placements)
+    spec = getattr(parameter, "_spec", None)
+    if spec is not None and getattr(gradient, "_spec", spec) is not spec:
+        gradient = gradient.redistribute(spec.mesh, spec.placements)
     own = local_of(gradient)
     local = local_of(parameter)
     if tuple(own.shape) != tuple(local.shape):
