@@ -462,6 +462,15 @@ def test_a_factor_that_is_a_tensor_is_not_rounded_to_the_dtype_of_the_list(
         assert platform.dtype_name(x.dtype) == dtype
 
 
+def test_lists_that_are_too_long_to_be_widened_at_once_are_scaled_whole(platform, make, equal) -> None:
+    """Each has more than 2^23 elements: three portions."""
+    xs = [platform.full((2**23 + i,), 3.0, "bfloat16", platform.device_of(make(1.0))) for i in range(1, 4)]
+    platform.foreach_mul_(xs, make(1.0, "float32") / 3)
+    for i, x in enumerate(xs, start=1):
+        assert tuple(x.shape) == (2**23 + i,)
+        equal(platform.sum(platform.cast(x, "float32")) / (2**23 + i), np.float32(1.0))
+
+
 def test_a_factor_of_another_dtype_scales_without_rounding_to_float32(platform, make, equal, real) -> None:
     xs = [make([1.0, 1.0 + 2.0**-23], real)]
     platform.foreach_mul_(xs, make(0.5, "float32"))

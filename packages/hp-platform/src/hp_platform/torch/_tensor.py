@@ -256,7 +256,7 @@ class TorchTensorOps:
             return
         with torch.no_grad():
             if isinstance(factor, torch.Tensor) and factor.dtype != xs[0].dtype:
-                _lists.scale_(xs, factor, fused=self._devices[xs[0].device.type].unscales_lists)
+                _lists.scale_(xs, factor)
             else:
                 torch._foreach_mul_(xs, factor)
 

@@ -47,8 +47,6 @@ class TorchDevice(DeviceHandle, Protocol):
     """The backend string of a default group made for this device."""
     rounds_like_ieee: bool
     """Whether float64 arithmetic gives the bits that the host gives; else random numbers are computed on the host."""
-    unscales_lists: bool
-    """Whether what gradient scalers call multiplies lists of 16-bit floats by a float32 tensor in one launch, rounding once."""
 
     def why_not(self) -> str:
         """Why the device is not available, for a message."""

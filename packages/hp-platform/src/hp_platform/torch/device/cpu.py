@@ -26,7 +26,6 @@ class CpuDevice(HostDevice):
     comm_backend = "gloo"
     world_backend = "gloo"
     rounds_like_ieee = True
-    unscales_lists = False
     missing = frozenset({"coalesced", "peer_memory", "streams", "memory_stats"})
     comm = CommFacts(
         # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.

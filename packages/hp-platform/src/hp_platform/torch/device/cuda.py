@@ -38,7 +38,6 @@ class CudaDevice(AcceleratorDevice):
     comm_backend = "nccl"
     world_backend = "cpu:gloo,cuda:nccl"
     rounds_like_ieee = True
-    unscales_lists = True
     missing: frozenset[str] = frozenset()
     comm = CommFacts(
         reduce_ops=frozenset({"sum", "mean", "max", "min", "prod"}),

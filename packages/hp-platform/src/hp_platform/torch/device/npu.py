@@ -31,7 +31,6 @@ class NpuDevice(AcceleratorDevice):
     comm_backend = "hccl"
     world_backend = "cpu:gloo,npu:hccl"
     rounds_like_ieee = False
-    unscales_lists = False
     # The cube units of Ascend multiply no float64, and HCCL refuses to reduce it.
     missing = frozenset({"float64_compute", "reduce_float64", "peer_memory", "fused_adamw"})
     comm = CommFacts(
