@@ -10,6 +10,7 @@ import pytest
 from hp_dtensor import DTensor
 from hp_fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from hp_optim import clip_grad_norm_, get_grad_norm
+from hp_optim.base import gradient_of
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -70,8 +71,7 @@ class Training:
     def gradients(self) -> dict[str, np.ndarray]:
         found = {}
         for name, parameter in self.params.items():
-            gradient = getattr(parameter, "main_grad", None)
-            gradient = parameter.grad if gradient is None else gradient
+            gradient = gradient_of(parameter)
             whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
             found[name] = self.platform.to_numpy(whole)
         return found

@@ -136,18 +136,22 @@ def _total(
     meeting = None if pp_group is None else world_device()
     wide = _wide(platform, {home, meeting or home, *(mesh.device_type for mesh in groups.values())})
     values = _values(platform, lists, shares, order, home, wide)
-    neutral = platform.full((1,), order.neutral, wide, home)
+
+    def neutral(place: str) -> Tensor:
+        return platform.full((1,), order.neutral, wide, place)
+
     works = {}
     for ranks in sorted(groups):
         kind = groups[ranks].device_type
         ensure_initialized(kind)
-        value = platform.to_device(values.get(ranks, neutral), platform.device(kind).current())
+        value, place = values.get(ranks), platform.device(kind).current()
+        value = neutral(place) if value is None else platform.to_device(value, place)
         works[ranks] = collectives.all_reduce(value, group_of(ranks), order.op, async_op=True)
     parts = [platform.to_device(works[ranks].wait(), home) for ranks in groups]
     parts = parts + [values[ALONE]] if ALONE in values else parts
-    value = (
-        parts[0] if len(parts) == 1 else order.combined(platform, platform.cat(parts)) if parts else neutral
-    )
+    value = platform.cat(parts) if len(parts) > 1 else parts[0] if parts else neutral(home)
+    if len(parts) > 1:
+        value = order.combined(platform, value)
     if meeting is not None:
         value = collectives.all_reduce(platform.to_device(value, meeting), pp_group, order.op)
         value = platform.to_device(value, home)
