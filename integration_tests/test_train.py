@@ -92,8 +92,9 @@ def test_it_learns_and_leaves_its_results(backend: str, tmp_path: Path) -> None:
     assert text
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "npu"])  # HCCL does not reduce float64
-def test_in_float64_it_equals_one_process(backend: str, tmp_path: Path) -> None:
+def test_in_float64_it_equals_one_process(backend: str, optimizer: str, tmp_path: Path) -> None:
     nproc = "3" if backend == "torch" else "2"  # 256 rows over 3 ranks: uneven shards
     output = train(
         *PLACE[backend],
@@ -104,6 +105,8 @@ def test_in_float64_it_equals_one_process(backend: str, tmp_path: Path) -> None:
         "5",
         "--dtype",
         "float64",
+        "--optimizer",
+        optimizer,
         "--verify",
         "--out",
         tmp_path,
@@ -123,8 +126,11 @@ def test_in_float64_it_equals_one_process(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(tmp_path: Path) -> None:
-    base = [*PLACE["torch"], *SMALL, "--dtype", "float64"]
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(
+    optimizer: str, tmp_path: Path
+) -> None:
+    base = [*PLACE["torch"], *SMALL, "--dtype", "float64", "--optimizer", optimizer]
     train(*base, "--nproc", "2", "--steps", "8", "--out", tmp_path / "whole")
     part = tmp_path / "part"
     train(*base, "--nproc", "2", "--steps", "8", "--out", part)
@@ -180,6 +186,7 @@ BAD = {
     "option without value": (["--steps"], "argument --steps: expected one argument"),
     "not a number": (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
     "unknown dtype": (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+    "unknown optimizer": (["--optimizer", "sgd"], "argument --optimizer: invalid choice: 'sgd'"),
     "no steps": (["--steps", "0"], "--steps must be at least 1, got 0"),
     "no processes": (["--nproc", "0"], "--nproc must be at least 1, got 0"),
     "far too many processes": (
@@ -245,8 +252,10 @@ def test_a_checkpoint_of_another_model_is_not_resumed(
     arguments = [*SMALL, "--nproc", "1", "--device", "cpu", "--out", str(tmp_path), "--resume"]
     assert main([*arguments, "--steps", "1"]) == 2
     assert "has 1 steps already; ask for more with --steps" in capsys.readouterr().err
-    assert main([*arguments, "--layers", "1"]) == 2
-    assert "is of another model" in capsys.readouterr().err
+    for other in (["--layers", "1"], ["--optimizer", "muon"]):
+        assert main([*arguments, *other]) == 2
+        told = capsys.readouterr().err
+        assert "is of another model" in told and "give the same sizes, --dtype and --optimizer" in told
 
 
 @pytest.mark.once
@@ -294,6 +303,7 @@ def test_debug_shows_the_traceback_and_help_the_options(
         "--data",
         "--steps",
         "--dtype",
+        "--optimizer",
         "--verify",
         "--resume",
         "--debug",

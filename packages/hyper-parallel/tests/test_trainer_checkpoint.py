@@ -14,18 +14,18 @@ from hyper_parallel.trainer.errors import UsageError
 
 pytestmark = pytest.mark.once
 
-IDENTITY = {"size": {"dim": 4}, "dtype": "float32"}
+IDENTITY = {"size": {"dim": 4}, "dtype": "float32", "optimizer": "adamw"}
 
 
 def tensors(value: float) -> dict[str, dict[str, Any]]:
     return {
         part: {"w": get_platform().full((3, 2), value, get_platform().dtype("float32"))}
-        for part in ("parameter", "mean", "square")
+        for part in ("model", "optimizer", "schedule")
     }
 
 
 def save(root: Path, step: int) -> Path:
-    return checkpoint.save(root, step=step, identity=IDENTITY, tensors=tensors(float(step)))
+    return checkpoint.save(root, step=step, identity=IDENTITY, parts=tensors(float(step)))
 
 
 def test_the_newest_is_found_and_loaded_and_an_unfinished_one_beside_it_is_not_read(tmp_path: Path) -> None:
@@ -34,14 +34,17 @@ def test_the_newest_is_found_and_loaded_and_an_unfinished_one_beside_it_is_not_r
     (tmp_path / "000009").mkdir()
     found = checkpoint.find(tmp_path, IDENTITY)
     assert (found.step, found.identity) == (6, IDENTITY)
-    into = tensors(0.0)
-    checkpoint.load(found, into)
-    assert all(float(x["w"].sum()) == 36.0 for x in into.values())
+    parts = checkpoint.load(found)
+    assert set(parts) == {"run", "model", "optimizer", "schedule"}
+    assert all(float(parts[part]["w"].sum()) == 36.0 for part in ("model", "optimizer", "schedule"))
 
 
 def test_it_says_of_which_model_it_is(tmp_path: Path) -> None:
     save(tmp_path, 3)
-    assert checkpoint.find(tmp_path, {"size": {"dim": 8}, "dtype": "float64"}).identity == IDENTITY
+    assert (
+        checkpoint.find(tmp_path, {"size": {"dim": 8}, "dtype": "float64", "optimizer": "muon"}).identity
+        == IDENTITY
+    )
 
 
 def test_three_stay(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_damage_is_told_in_a_line(tmp_path: Path, file: str, content: bytes | No
     broken = tmp_path / file
     broken.write_bytes(broken.read_bytes()[:-4] if content is None else content)
     with pytest.raises(UsageError, match="^--resume: .*; or train without --resume$") as told:
-        checkpoint.load(checkpoint.find(tmp_path, IDENTITY), tensors(0.0))
+        checkpoint.load(checkpoint.find(tmp_path, IDENTITY))
     assert "\n" not in str(told.value)
 
 

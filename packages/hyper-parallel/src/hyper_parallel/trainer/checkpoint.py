@@ -2,12 +2,13 @@
 
 ::
 
-    {"run": {"step": 120, "identity": {...}}, "parameter": {name: DTensor}, "mean": {...}, "square": {...}}
+    {"run": {"step": 120, "identity": {...}}, "model": {name: DTensor}, "optimizer": {...}, "schedule": {...}}
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ class Saved:
     identity: dict[str, Any]
 
 
-def save(root: Path, *, step: int, identity: dict[str, Any], tensors: dict[str, dict[str, Any]]) -> Path:
+def save(root: Path, *, step: int, identity: dict[str, Any], parts: dict[str, dict[str, Any]]) -> Path:
     """Write a new checkpoint; all ranks call. Returns its folder. Communication: that of :func:`hp_dtensor.save`."""
-    return hp_dtensor.save({"run": {"step": step, "identity": identity}, **tensors}, root, keep=KEPT)
+    return hp_dtensor.save({"run": {"step": step, "identity": identity}, **parts}, root, keep=KEPT)
 
 
 def find(root: Path, identity: dict[str, Any]) -> Saved:
@@ -49,13 +50,16 @@ def find(root: Path, identity: dict[str, Any]) -> Saved:
     return Saved(report.folder, said["run"]["step"], said["run"]["identity"])
 
 
-def load(saved: Saved, tensors: dict[str, dict[str, Any]]) -> None:
-    """Fill the tensors, each rank what it holds. Raises :class:`UsageError` if a file is damaged. No communication."""
-    state = {"run": {"step": saved.step, "identity": saved.identity}, **tensors}
+def load(saved: Saved, like: Callable[[str, tuple[int, ...]], Any] | None = None) -> dict[str, Any]:
+    """All parts; of tensors that lie as what ``like`` gives each rank reads its own pieces, see :func:`hp_dtensor.load`.
+
+    Raises :class:`UsageError` if a file is damaged. No communication.
+    """
     try:
-        hp_dtensor.load(state, saved.folder)
+        state: dict[str, Any] = hp_dtensor.load(saved.folder, like=like)
     except (OSError, ValueError) as error:
         raise _refusal(error) from None
+    return state
 
 
 def _refusal(error: Exception) -> UsageError:

@@ -121,7 +121,7 @@ def _check_out(options: Options) -> None:
 def _check_resume(options: Options, saved: checkpoint.Saved) -> None:
     if saved.identity != options.identity():
         raise UsageError(
-            f"--resume: {saved.folder} is of another model ({saved.identity}); give the same sizes and --dtype"
+            f"--resume: {saved.folder} is of another model ({saved.identity}); give the same sizes, --dtype and --optimizer"
         )
     if saved.step >= options.steps:
         raise UsageError(

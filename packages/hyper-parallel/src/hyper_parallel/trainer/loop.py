@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import hp_platform
-from hp_dtensor import DTensor
-from hp_fsdp import MixedPrecisionPolicy, StateDictOptions, fully_shard, get_model_state_dict
+from hp_fsdp import (
+    MixedPrecisionPolicy,
+    StateDictOptions,
+    fully_shard,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from hp_platform import collectives, get_platform, init_device_mesh
 from hyper_parallel.trainer import checkpoint
 from hyper_parallel.trainer.data import Corpus, batch, load_corpus, validation_batch
 from hyper_parallel.trainer.generate import generate, printable
-from hyper_parallel.trainer.optimizer import AdamW, learning_rate
+from hyper_parallel.trainer.optimizer import make_optimizer, make_schedule
 from hyper_parallel.trainer.options import Options
 from hyper_parallel.trainer.report import BITS_PER_NAT, Report, draw_loss
 from hyper_parallel.trainer.sizes import check_fits
@@ -60,8 +65,8 @@ def run(options: Options) -> Summary:
         shown.say(f"validation before: {before:.3f} bits per byte")
         for step in range(first_step, options.steps):
             begun = time.perf_counter()
-            lr = learning_rate(step, options.steps, options.lr)
-            losses.append(job.train_step(step, lr))
+            lr = job.schedule.get_last_lr()[0]
+            losses.append(job.train_step(step))
             shown.step(
                 step + 1,
                 loss=losses[-1],
@@ -124,7 +129,8 @@ class _Job:
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         self.model = fully_shard(model, mesh=mesh, mp_policy=policy)
-        self.optimizer = AdamW({name: p.to_local() for name, p in platform.named_parameters(model)})
+        self.optimizer = make_optimizer(self.model, options)
+        self.schedule = make_schedule(self.optimizer, options)
 
     def _mine(self, rows: Any) -> Any:
         """This rank's rows of a global batch, as a tensor on the device."""
@@ -141,7 +147,7 @@ class _Job:
         )
         return float(platform.to_numpy(collectives.all_reduce(wide, op="mean")))
 
-    def train_step(self, step: int, lr: float) -> float:
+    def train_step(self, step: int) -> float:
         """One step; the global mean loss before the update, nats per byte."""
         options = self.options
         ids, targets = batch(
@@ -149,7 +155,9 @@ class _Job:
         )
         loss = self._loss_of(self.model, self._mine(ids), self._mine(targets))
         self.platform.backward([loss])
-        self.optimizer.step(lr)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
         return self._global_mean(loss)
 
     def validate(self) -> float:
@@ -165,33 +173,21 @@ class _Job:
 
     def save(self, root: Path, step: int) -> None:
         """A sharded checkpoint after ``step`` steps."""
-        checkpoint.save(
-            root / "checkpoints", step=step, identity=self.options.identity(), tensors=self._tensors()
-        )
+        parts = {
+            "model": get_model_state_dict(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+        }
+        checkpoint.save(root / "checkpoints", step=step, identity=self.options.identity(), parts=parts)
 
     def resume(self, root: Path) -> int:
         """Load the newest checkpoint; the number of steps it has behind it. The command has checked that it fits."""
         saved = checkpoint.find(root / "checkpoints", self.options.identity())
-        checkpoint.load(saved, self._tensors())
-        self.optimizer.step_count = saved.step
+        parts = checkpoint.load(saved, self.optimizer.like)
+        set_model_state_dict(self.model, parts["model"])
+        self.optimizer.load_state_dict(parts["optimizer"])
+        self.schedule.load_state_dict(parts["schedule"])
         return saved.step
-
-    def _tensors(self) -> dict[str, dict[str, Any]]:
-        """All that a checkpoint holds, as DTensors over the memory of parameters and optimizer state."""
-        values = get_model_state_dict(self.model)
-        parameters = {name: values[name] for name in self.shapes}
-
-        def placed(moments: dict[str, Any]) -> dict[str, DTensor]:
-            return {
-                name: DTensor.from_local(moments[name], x.device_mesh, x.placements, shape=x.shape)
-                for name, x in parameters.items()
-            }
-
-        return {
-            "parameter": parameters,
-            "mean": placed(self.optimizer.mean),
-            "square": placed(self.optimizer.square),
-        }
 
     def export(self, file: Path) -> None:
         """Whole parameters as one plain safetensors file, written by rank 0. Communication: the gathers of all parameters."""

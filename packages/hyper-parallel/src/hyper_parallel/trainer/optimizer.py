@@ -1,60 +1,55 @@
-"""AdamW in thirty lines on the platform, until hp-optim brings the real one. It sees shards only, and needs no communication.
-
-Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), with bias correction as in Adam (arXiv 1412.6980).
-"""
+"""The optimizer of a job: AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest; and its schedule."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from hp_optim import get_hyper_lr_scheduler, get_hyper_optimizer, route_parameters
 from hp_platform import get_platform
+from hyper_parallel.trainer.options import Options
+
+BETAS = (0.9, 0.95)
+DECAY = 0.1
+"""Of matrices; vectors (the weights of norms) do not decay."""
+WARMUP = 10
+"""The first tenth of the steps."""
+LAST = 0.1
+"""Share of the peak rate at the end."""
 
 
-class AdamW:
-    """State per parameter: ``mean`` and ``square``, moving averages of the gradient and of its square."""
+def make_optimizer(model: Any, options: Options) -> Any:
+    """A chain of one or two optimizers over the sharded parameters of ``model``.
 
-    def __init__(
-        self,
-        parameters: dict[str, Any],
-        *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        decay: float = 0.1,
-    ) -> None:
-        self._platform = get_platform()
-        self.parameters, self.betas, self.eps, self.decay = parameters, betas, eps, decay
-        self.step_count = 0
-        self.mean = {
-            name: self._platform.zeros_like(self._platform.detach(p)) for name, p in parameters.items()
-        }
-        self.square = {
-            name: self._platform.zeros_like(self._platform.detach(p)) for name, p in parameters.items()
-        }
-
-    def step(self, lr: float) -> None:
-        """Update every parameter that has a gradient, and clear it. Matrices decay, vectors (norm weights) do not."""
-        platform, (b1, b2) = self._platform, self.betas
-        self.step_count = self.step_count + 1
-        rate = lr / (1 - b1**self.step_count)
-        correction = 1 / math.sqrt(1 - b2**self.step_count)
-        with platform.no_grad():
-            for name, parameter in self.parameters.items():
-                grad = platform.get_grad(parameter)
-                if grad is None:
-                    continue
-                m = self.mean[name] = self.mean[name] * b1 + grad * (1 - b1)
-                v = self.square[name] = self.square[name] * b2 + grad * grad * (1 - b2)
-                decay = self.decay if parameter.ndim > 1 else 0.0
-                new = parameter * (1 - lr * decay) - rate * m / (platform.sqrt(v) * correction + self.eps)
-                platform.copy_(parameter, platform.detach(new))
-                platform.set_grad(parameter, None)
+    Muon's updates have the size of AdamW's, so both take the rate of ``--lr``. In a job of 32 or 64 bits it iterates in the job's
+    dtype, so that runs on any number of processes stay equal to rounding; in 16 bits as it does by itself.
+    """
+    named = dict(get_platform().named_parameters(model))
+    muon = set(route_parameters(model).names("muon")) if options.optimizer == "muon" else set()
+    rest = {name: parameter for name, parameter in named.items() if name not in muon}
+    groups = [
+        {"params": [p for p in rest.values() if p.ndim > 1]},
+        {"params": [p for p in rest.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    dtype = options.dtype if options.dtype in ("float32", "float64") else None
+    return get_hyper_optimizer(
+        model,
+        [(name, named[name]) for name in named if name in muon],
+        groups,
+        muon_kwargs={"lr": options.lr, "weight_decay": DECAY, "ns_dtype": dtype},
+        adamw_kwargs={"lr": options.lr, "weight_decay": DECAY, "betas": BETAS},
+    )
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over the first tenth, then half a cosine down to a tenth of the peak. ``step`` counts from 0."""
-    warmup = max(1, steps // 10)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+def make_schedule(optimizer: Any, options: Options) -> Any:
+    """Linear warm-up over the first tenth, then half a cosine down to a tenth of the peak."""
+    warmup = options.steps // WARMUP
+    return get_hyper_lr_scheduler(
+        optimizer,
+        options.steps,
+        warmup_steps=warmup,
+        lr=options.lr,
+        lr_min=LAST * options.lr,
+        lr_start=options.lr / max(1, warmup),
+        # A run that is resumed follows the --steps and the --lr that it was resumed with.
+        override_opt_param_scheduler=True,
+    )

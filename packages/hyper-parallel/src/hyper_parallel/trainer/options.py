@@ -12,6 +12,7 @@ VOCABULARY = 256
 """Bytes."""
 LARGEST = 2**31 - 1
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+OPTIMIZERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Options:
     batch: int
     """Sequences per step over all processes together, so that the numbers do not depend on their number."""
     lr: float
+    optimizer: str
+    """``"adamw"``, or ``"muon"`` for the matrices of the blocks beside it."""
     seed: int
     dtype: str
     save_every: int
@@ -49,7 +52,7 @@ class Options:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be continued."""
-        return {"size": asdict(self.size), "dtype": self.dtype}
+        return {"size": asdict(self.size), "dtype": self.dtype, "optimizer": self.optimizer}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,6 +96,12 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--hidden", type=int, default=size.hidden, help="feed-forward width (default: %(default)s)"
     )
     p.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default: %(default)s)")
+    p.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="adamw",
+        help="muon: for the matrices of the blocks, adamw for the rest (default: %(default)s)",
+    )
     p.add_argument(
         "--seed",
         type=int,
@@ -154,6 +163,7 @@ def options_of(arguments: argparse.Namespace, *, device: str, nproc: int) -> Opt
         steps=arguments.steps,
         batch=arguments.batch,
         lr=arguments.lr,
+        optimizer=arguments.optimizer,
         seed=arguments.seed,
         dtype=arguments.dtype,
         save_every=arguments.save_every,

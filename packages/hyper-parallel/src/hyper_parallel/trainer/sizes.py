@@ -1,6 +1,6 @@
 """Whether a job can fit at all: the least memory that its sizes need, against what there is.
 
-A lower bound, so that nothing is refused that might have worked: parameters, gradients and AdamW's state; the activations
+A lower bound, so that nothing is refused that might have worked: parameters, gradients and the optimizer's state; the activations
 that backward needs of logits and blocks; the index arrays of a batch. Frameworks need more on top.
 """
 
@@ -24,8 +24,9 @@ def least_bytes(options: Options) -> int:
     size, nproc = options.size, options.nproc
     wide = 8 if options.dtype == "float64" else 4
     narrow = 2 if options.dtype in ("bfloat16", "float16") else wide
-    # Every process makes the whole model before it keeps its part; parameter, gradient and two averages follow.
-    state = wide * max(num_parameters(size), 4 * num_parameters(size) // nproc)
+    # Every process makes the whole model before it keeps its part; parameter, gradient and two averages (Muon: one) follow.
+    copies = 4 if options.optimizer == "adamw" else 3
+    state = wide * max(num_parameters(size), copies * num_parameters(size) // nproc)
     blocks = size.layers * (4 * size.dim + 2 * size.hidden)
     trained = options.batch // nproc * size.length * narrow * (VOCABULARY + blocks)
     validated = VALIDATION_SEQUENCES // nproc * size.length * narrow * VOCABULARY

@@ -7,7 +7,8 @@ from pathlib import Path
 
 TOLERANCE = 1e-10
 """For float64. Sums over ranks are made in another order than in one process, which costs some units in the last place
-(1e-16) per step; AdamW's division by the root of the squares enlarges that where gradients are small."""
+(1e-16) per step; AdamW's division by the root of the squares enlarges that where gradients are small, and Muon's iteration where
+singular values are."""
 
 
 @dataclass(frozen=True)
