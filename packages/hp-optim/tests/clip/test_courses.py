@@ -244,6 +244,18 @@ def test_a_module_a_tensor_and_a_generator_are_taken_and_a_repeated_parameter_co
 
 
 @distributed(world_size=1)
+def test_a_generator_that_was_used_up_is_told_of(world: World) -> None:
+    parameters = (p for p in [plain(world, [3.0])])
+    assert number(world, get_grad_norm(parameters)) == 3.0
+    with pytest.warns(UserWarning, match="get_grad_norm: the iterator gives no parameters") as told:
+        assert number(world, get_grad_norm(parameters)) == 0.0
+    assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match="clip_grad_norm_: the iterator gives no parameters") as told:
+        clip_grad_norm_(iter([]), 1.0)
+    assert told[0].filename == __file__
+
+
+@distributed(world_size=1)
 def test_gradients_that_are_small_enough_do_not_change_and_a_limit_of_0_makes_them_0(world: World) -> None:
     platform = world.platform
     parameter = plain(world, [0.3, -0.4])

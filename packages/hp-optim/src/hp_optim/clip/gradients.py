@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +133,14 @@ def _listed(platform: Platform, function: str, parameters: Any) -> tuple[list[st
             f"{function}: parameters is a {type(parameters).__name__}; it is a module of {platform.platform_type.value}, a tensor, or an "
             "iterable of tensors: give model.parameters()"
         )
-    return None, list(parameters)
+    listed = list(parameters)
+    if not listed and isinstance(parameters, Iterator):
+        warnings.warn(
+            f"{function}: the iterator gives no parameters; one that was used up before gives none, too: give model.parameters() anew, or "
+            "an empty list if there are none here",
+            stacklevel=5,
+        )
+    return None, listed
 
 
 def _reduced(spec: Spec) -> list[Any] | None:

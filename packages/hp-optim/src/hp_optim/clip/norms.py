@@ -41,7 +41,8 @@ def get_grad_norm(
             the device.
         foreach: for torch's signature; lists of tensors are always measured at once.
         pp_group: the ranks that have the other stages of a pipeline, as a group or a 1-D mesh (``mesh["pp"]``): their norms
-            are combined, too. A stage without parameters gives an empty list.
+            are combined, too. A stage without parameters gives an empty list. A tied parameter that two stages have is given by
+            one of them only, or counts twice.
 
     Returns:
         a 0-d tensor on the device of the first parameter: float64 if one of the gradients (or a parameter without one) is,
