@@ -14,6 +14,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 EXPECTED = {
     "hp-platform": ([], ["[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]"]),
     "hp-dtensor": ([], ["((Shard(1),), 16.0, 32.0)"]),
+    "hp-optim": ([], ["((Shard(0),), 1.96)"]),
     "hyper-parallel": (TORCHRUN, ["torch.Size([2, 2]) 56.0"]),
 }
 
