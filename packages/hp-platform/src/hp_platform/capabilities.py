@@ -20,7 +20,7 @@ CAPABILITIES: Final[dict[str, str]] = {
     "streams": "work on side streams; without it streams and events do nothing",
     "memory_stats": "the allocator counts bytes; without it memory is the resident memory of the process",
     "version_counter": "in-place writes are counted; without it version() is 0",
-    "double_backward": "backward of a backward; without it give the second derivative as a formula of its own",
+    "double_backward": "backward of a backward, grad(create_graph=True); without it give the second derivative as a formula of its own",
     "undefined_gradients": "what is before a Function whose backward gives only None is walked all the same; without it give zeros",
     "storage_resize": "free a tensor's memory and get it back under the same tensor object; without it use set_data_",
     "meta_tensors": "tensors with shape and dtype but no memory; without it make them on cpu",

@@ -4,6 +4,11 @@
 ``x + y`` is one tensor for both), and its CPU build has no kernel for that; it would also keep expanded gradients
 without memory of their own. So each backward copies what arrives at a leaf, with a hook on the leaf's node that lives as
 long as that backward.
+
+[Note: second derivatives] A backward that is recorded (``create_graph``) forgets, in MindSpore 2.10, how the gradients of views, sums and
+matrix products depend on what they are made of: a derivative of theirs comes out wrong, and nothing says so; those of softmax
+end the process' backward. Only operations on elements are right. So it is refused. A function with a gradient of its own
+(:class:`Function`) may compute it as it likes.
 """
 
 from __future__ import annotations
@@ -119,7 +124,12 @@ class MindSporeAutogradOps:
         create_graph: bool = False,
         allow_unused: bool = False,
     ) -> list[mindspore.Tensor | None]:
-        """Gradients as values."""
+        """Gradients as values. NotImplementedError for ``create_graph``: see [Note: second derivatives]."""
+        if create_graph:
+            raise NotImplementedError(
+                f"grad(create_graph=True) on mindspore {mindspore.__version__}: gradients of matrix products, sums and views are not "
+                f"recorded, so second derivatives would be wrong. Give the second derivative as a formula of its own, or use torch"
+            )
         for x in (*outputs, *inputs):
             if _private.keeps_grad(x):
                 raise NotImplementedError(
@@ -134,8 +144,8 @@ class MindSporeAutogradOps:
             _private.run_backward(
                 tuple(outputs),
                 starts,
-                retain_graph or create_graph,
-                create_graph,
+                retain_graph,
+                False,
                 tuple(inputs),
                 True,
                 accumulate_grad=False,

@@ -71,7 +71,9 @@ class AutogradOps(Protocol):
         create_graph: bool = False,
         allow_unused: bool = False,
     ) -> list[Tensor | None]:
-        """Gradients with respect to ``inputs`` as values; no ``grad`` attribute is touched."""
+        """Gradients with respect to ``inputs`` as values; no ``grad`` attribute is touched. With ``create_graph`` they can be
+        differentiated again: NotImplementedError where ``supports("double_backward")`` is not.
+        """
         ...
 
     def get_grad(self, x: Tensor) -> Tensor | None:

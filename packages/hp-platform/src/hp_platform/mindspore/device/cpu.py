@@ -31,6 +31,7 @@ class CpuDevice(HostDevice):
             "streams",
             "memory_stats",
             "version_counter",
+            "double_backward",  # see [Note: second derivatives] in hp_platform.mindspore._autograd
             "torch_checkpoint",
             "optimizer_state",
             "function_modes",

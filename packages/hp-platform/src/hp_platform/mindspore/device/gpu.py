@@ -22,6 +22,7 @@ class GpuDevice(AcceleratorDevice):
             "peer_memory",
             "fused_adamw",
             "version_counter",
+            "double_backward",  # see [Note: second derivatives] in hp_platform.mindspore._autograd
             "torch_checkpoint",
             "optimizer_state",
             "function_modes",
