@@ -254,8 +254,11 @@ class TorchNNOps:
         beta: float = 1.0,
     ) -> torch.Tensor:
         """A product of batches and what is added to it, by one kernel."""
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
+        # Both contexts cost more than the launch: they are entered only where they change something.
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+                return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
+        return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
 
     def norm(
         self, x: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: Any = None

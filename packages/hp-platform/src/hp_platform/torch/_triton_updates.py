@@ -7,11 +7,14 @@ takes dtypes that differ by kernels that reach a third of the memory's speed.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import torch
 import triton
 import triton.language as tl
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 _BLOCK = 2048
 _WARPS = 8
@@ -52,75 +55,89 @@ def _quotient_kernel(x, divisor, out, length, BLOCK: tl.constexpr):  # type: ign
 class TritonUpdates:
     """Launches by what a compiled kernel depends on: looking for it again costs the host more than the launch.
 
-    Every function returns False, and has done nothing, for what its kernel does not know. Products are rounded before they are
-    added up, as by one operation after the other.
+    Products are rounded before they are added up, as by one operation after the other. Writes are counted.
     """
 
     def __init__(self) -> None:
         self._compiled: dict[Any, Any] = {}
 
-    def momentum(
-        self, m: torch.Tensor, g: torch.Tensor, direction: torch.Tensor, mu: float, *, nesterov: bool
-    ) -> bool:
-        """``m = mu m + g``, and ``direction`` becomes ``mu m + g`` or ``m``."""
-        if m.dtype != torch.float32 or not _fits(m, g, direction):
-            return False
-        length = m.numel()
-        self._launch(
-            _momentum_kernel, (_blocks(length), 1, 1), (m, g, direction), (length, float(mu)), (nesterov,)
-        )
-        return True
+    def momentum(self, entries: Iterable[Tensors], mu: float, *, nesterov: bool) -> list[Tensors]:
+        """``m = mu m + g`` of each ``(m, g, d)``, and ``d`` becomes ``mu m + g`` or ``m``. Returns those that the kernel does not know."""
+        return self._each(_momentum_kernel, entries, (float(mu),), (nesterov,))
 
-    def move(self, p: torch.Tensor, update: torch.Tensor, keep: float, factor: float) -> bool:
-        """``p = keep p + factor update``."""
-        if p.dtype != torch.float32 or not _fits(p, update):
-            return False
-        length = p.numel()
-        self._launch(
-            _move_kernel, (_blocks(length), 1, 1), (p, update), (length, float(keep), float(factor)), ()
-        )
-        return True
+    def move(self, entries: Iterable[Tensors], keep: float, factor: float) -> list[Tensors]:
+        """``p = keep p + factor u`` of each ``(p, u)``. Returns those that the kernel does not know."""
+        return self._each(_move_kernel, entries, (float(keep), float(factor)), ())
 
     def quotient(self, x: torch.Tensor, divisor: torch.Tensor, out: torch.Tensor) -> bool:
-        """``out = x / divisor``: one float32 number for each entry of the first dim of ``x``."""
+        """``out = x / divisor``: one float32 number for each entry of the first dim of ``x``. False, and nothing done, for what the
+        kernel does not know.
+        """
         rows = x.shape[0] if x.dim() else 0
         if divisor.dtype != torch.float32 or divisor.numel() != rows or not divisor.is_contiguous():
             return False
         if not _fits(x, out) or rows >= 2**16:
             return False
-        length = x.numel() // rows
-        self._launch(_quotient_kernel, (_blocks(length), rows, 1), (x, divisor, out), (length,), ())
+        with torch.accelerator.device_index(x.device.index):
+            self._launch(_quotient_kernel, rows, x.numel() // rows, (x, divisor, out), (), ())
         return True
+
+    def _each(
+        self,
+        kernel: Any,
+        entries: Iterable[Tensors],
+        numbers: tuple[float, ...],
+        constants: tuple[Any, ...],
+    ) -> list[Tensors]:
+        """Of entries on one device, whose first tensor is written; those that do not fit."""
+        found = list(entries)
+        left: list[Tensors] = []
+        written = []
+        with torch.accelerator.device_index(found[0][0].device.index):
+            for tensors in found:
+                first = tensors[0]
+                if first.dtype != torch.float32 or not _fits(*tensors):
+                    left.append(tensors)
+                    continue
+                self._launch(kernel, 1, first.numel(), tensors, numbers, constants)
+                if not first.is_inference():
+                    written.append(first)
+        if written:
+            torch.autograd.graph.increment_version(written)
+        return left
 
     def _launch(
         self,
         kernel: Any,
-        grid: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...],
-        numbers: tuple[Any, ...],
+        rows: int,
+        length: int,
+        tensors: Tensors,
+        numbers: tuple[float, ...],
         constants: tuple[Any, ...],
     ) -> None:
-        index, length = tensors[0].device.index, numbers[0]
+        """Of ``length`` elements, ``rows`` times."""
         # Of each argument by itself: a kernel compiled for an aligned one must not get another.
         kinds = [(x.dtype, x.data_ptr() % 16 == 0) for x in tensors]
-        key = (kernel, index, constants, *kinds, length == 1, length % 16 == 0, length >= 2**31)
-        with torch.accelerator.device_index(index):
-            found = self._compiled.get(key)
-            if found is None:
-                # Fused, the product would not be rounded before the sum.
-                options = {"num_warps": _WARPS, "enable_fp_fusion": False}
-                self._compiled[key] = kernel[grid](*tensors, *numbers, *constants, _BLOCK, **options)
-            else:
-                found[grid](*tensors, *numbers, *constants, _BLOCK)
+        key = (
+            kernel,
+            tensors[0].device.index,
+            constants,
+            *kinds,
+            length == 1,
+            length % 16 == 0,
+            length >= 2**31,
+        )
+        grid = (-(-length // _BLOCK), rows, 1)
+        found = self._compiled.get(key)
+        if found is None:
+            # Fused, the product would not be rounded before the sum.
+            options = {"num_warps": _WARPS, "enable_fp_fusion": False}
+            self._compiled[key] = kernel[grid](*tensors, length, *numbers, *constants, _BLOCK, **options)
+        else:
+            found[grid](*tensors, length, *numbers, *constants, _BLOCK)
 
 
 def _fits(*tensors: torch.Tensor) -> bool:
     """Whether each is whole, of a dtype that is known, and not empty, and all are of one size."""
-    sizes = {x.numel() for x in tensors}
-    return (
-        len(sizes) == 1 and 0 not in sizes and all(x.dtype in _ADDED and x.is_contiguous() for x in tensors)
-    )
-
-
-def _blocks(length: int) -> int:
-    return -(-length // _BLOCK)
+    size = tensors[0].numel()
+    return size > 0 and all(x.numel() == size and x.dtype in _ADDED and x.is_contiguous() for x in tensors)

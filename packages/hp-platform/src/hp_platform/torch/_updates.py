@@ -81,11 +81,9 @@ class TorchUpdateOps:
         """Momentum, and where a step goes."""
         kernels = self._kernels(momenta)
         with torch.no_grad():
-            rest = [
-                found
-                for found in zip(momenta, grads, directions, strict=True)
-                if kernels is None or not kernels.momentum(*found, momentum, nesterov=nesterov)
-            ]
+            rest = list(zip(momenta, grads, directions, strict=True))
+            if kernels is not None:
+                rest = kernels.momentum(rest, momentum, nesterov=nesterov)
             if not rest:
                 return
             moved, given = [m for m, _, _ in rest], [g for _, g, _ in rest]
@@ -101,11 +99,9 @@ class TorchUpdateOps:
         """Decay and update."""
         kernels = self._kernels(params)
         with torch.no_grad():
-            rest = [
-                (p, u)
-                for p, u in zip(params, updates, strict=True)
-                if kernels is None or not kernels.move(p, u, keep, factor)
-            ]
+            rest = list(zip(params, updates, strict=True))
+            if kernels is not None:
+                rest = kernels.move(rest, keep, factor)
             if rest:
                 moved = [p for p, _ in rest]
                 if keep != 1.0:
