@@ -90,6 +90,38 @@ def test_adamw_of_nothing_does_nothing(platform, device):
     platform.adamw_([], [], [], [], [], step=1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.0)
 
 
+def test_writes_to_lists_are_counted_where_versions_are(platform, make, lacks):
+    if lacks("version_counter"):
+        return
+    zeros = [make(np.zeros(3), "float32") for _ in range(3)]
+
+    def adamw(xs):
+        numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0}
+        platform.adamw_(
+            xs,
+            *([platform.clone(x) for x in zeros[:2]] for _ in range(3)),
+            [],
+            step=1,
+            fused=False,
+            **numbers,
+        )
+
+    for write in (
+        adamw,
+        lambda xs: platform.foreach_copy_(xs, zeros[:2]),
+        lambda xs: platform.foreach_add_(xs, zeros[:2]),
+        lambda xs: platform.foreach_mul_(xs, 2.0),
+        lambda xs: platform.move_(xs, zeros[:2], keep=0.5, factor=1.0),
+    ):
+        x = platform.clone(zeros[2])
+        before = platform.version(x)
+        write([x, platform.clone(x)])
+        assert platform.version(x) > before
+        before = platform.version(x)
+        write([platform.narrow(x, 0, 0, 3), platform.clone(x)])  # a write to a view is one to its base
+        assert platform.version(x) > before
+
+
 def test_a_view_may_tell_its_base(platform, make):
     whole = make(np.arange(6), "float32")
     assert platform.view_base(whole) is None

@@ -13,6 +13,7 @@ from hp_platform.bits import unsigned
 from hp_platform.torch import _lists
 from hp_platform.torch._dtypes import NAME_OF, WITHOUT_NUMPY, resolve
 from hp_platform.torch._stand_in import stand_in
+from hp_platform.torch._versions import count_writes, version_before
 from hp_platform.torch.device import TorchDevice
 
 
@@ -218,11 +219,13 @@ class TorchTensorOps:
         """Write pairs."""
         if not _same_length(xs, values):
             return
+        before = version_before(xs)
         if not torch.is_grad_enabled():  # as in the steps of runtimes, whose host is in a hurry
             torch._foreach_copy_(xs, values, non_blocking)
-            return
-        with torch.no_grad():
-            torch._foreach_copy_(xs, values, non_blocking)
+        else:
+            with torch.no_grad():
+                torch._foreach_copy_(xs, values, non_blocking)
+        count_writes(xs, before)
 
     def foreach_cast(self, xs: Sequence[torch.Tensor], dtype: Any) -> list[torch.Tensor]:
         """Cast each."""
@@ -247,18 +250,22 @@ class TorchTensorOps:
     ) -> None:
         """Add pairs in place."""
         if _same_length(xs, ys):
+            before = version_before(xs)
             with torch.no_grad():
                 torch._foreach_add_(xs, ys, alpha=_number_for(xs[0], alpha))
+            count_writes(xs, before)
 
     def foreach_mul_(self, xs: Sequence[torch.Tensor], factor: float | torch.Tensor) -> None:
         """Multiply each in place."""
         if not xs:
             return
+        before = version_before(xs)
         with torch.no_grad():
             if isinstance(factor, torch.Tensor) and factor.dtype != xs[0].dtype:
                 _lists.scale_(xs, factor)
             else:
                 torch._foreach_mul_(xs, factor)
+        count_writes(xs, before)
 
     foreach_norm = staticmethod(_lists.norms)
 

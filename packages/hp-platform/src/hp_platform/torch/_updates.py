@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hp_platform.torch._dtypes import resolve
+from hp_platform.torch._versions import count_writes, version_before
 from hp_platform.torch.device import TorchDevice
 
 Tensors = Sequence[torch.Tensor]
@@ -38,6 +39,7 @@ class TorchUpdateOps:
         """One step of AdamW."""
         if not params:
             return
+        before = version_before(params)
         with torch.no_grad():
             if params[0].is_cuda if fused is None else fused:
                 count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
@@ -56,24 +58,25 @@ class TorchUpdateOps:
                     amsgrad=len(max_exp_avg_sqs) > 0,
                     maximize=maximize,
                 )
-                return
-            # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a learning
-            # rate stays one, and is read at the end only.
-            if maximize:
-                grads = torch._foreach_neg(grads)
-            if weight_decay:
-                _scale(params, 1 - lr * weight_decay)
-            torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-            _scale(exp_avg_sqs, beta2)
-            torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-            seconds = exp_avg_sqs
-            if max_exp_avg_sqs:
-                torch._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
-                seconds = max_exp_avg_sqs
-            denominators = torch._foreach_sqrt(seconds)
-            torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
-            torch._foreach_add_(denominators, eps)
-            torch._foreach_addcdiv_(params, exp_avgs, denominators, -float(lr / (1 - beta1**step)))
+            else:
+                # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a
+                # learning rate stays one, and is read at the end only.
+                if maximize:
+                    grads = torch._foreach_neg(grads)
+                if weight_decay:
+                    _scale(params, 1 - lr * weight_decay)
+                torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+                _scale(exp_avg_sqs, beta2)
+                torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+                seconds = exp_avg_sqs
+                if max_exp_avg_sqs:
+                    torch._foreach_maximum_(max_exp_avg_sqs, exp_avg_sqs)
+                    seconds = max_exp_avg_sqs
+                denominators = torch._foreach_sqrt(seconds)
+                torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
+                torch._foreach_add_(denominators, eps)
+                torch._foreach_addcdiv_(params, exp_avgs, denominators, -float(lr / (1 - beta1**step)))
+        count_writes(params, before)
 
     def momentum_(
         self, momenta: Tensors, grads: Tensors, directions: Tensors, *, momentum: float, nesterov: bool
@@ -98,6 +101,7 @@ class TorchUpdateOps:
     def move_(self, params: Tensors, updates: Tensors, *, keep: float, factor: float) -> None:
         """Decay and update."""
         kernels = self._kernels(params)
+        before = [version_before((p,)) for p in params]
         with torch.no_grad():
             rest = list(zip(params, updates, strict=True))
             if kernels is not None:
@@ -107,6 +111,8 @@ class TorchUpdateOps:
                 if keep != 1.0:
                     _scale(moved, keep)
                 torch._foreach_add_(moved, [u for _, u in rest], alpha=factor)
+        for p, version in zip(params, before, strict=True):  # kernels of our own count nothing either
+            count_writes((p,), version)
 
     def quotient(self, x: torch.Tensor, divisor: torch.Tensor, dtype: Any) -> torch.Tensor:
         """Quotient of rows."""
