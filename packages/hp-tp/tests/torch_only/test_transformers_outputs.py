@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +121,39 @@ def test_recomputed_layers_have_the_same_gradients(world: World, reentrant: bool
     assert_parity(gradients(model), gradients(reference), **CLOSE, name="gradients")
 
 
-@distributed(world_size=2, backends=TORCH)
+@distributed(world_size=(2, 3), backends=TORCH, timeout=180)
 def test_the_loss_of_routers_is_added_to_that_of_words(world: World) -> None:
-    reference, model = both(world, "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    """Asked for in the configuration or at the call, added by the model or outside; every rank routes alike, so nothing is summed twice."""
     ids = ids_of(world, 7)
-    outputs = [m(ids, labels=ids) for m in (reference, model)]
-    for output in outputs:
-        output.loss.backward()
-    for name in ("loss", "aux_loss"):
-        assert_parity(whole(outputs[1][name]), outputs[0][name].detach(), **ROUNDED, name=name)
-    assert_parity(gradients(model), gradients(reference), **ROUNDED, name="gradients")
+    for sequence, cut, by_call, labelled in product((True, False), repeat=4):
+        what = f"sequence {sequence}, loss parallel {cut}, by call {by_call}, labels {labelled}"
+        changes = {} if by_call else {"output_router_logits": True}
+        options = {"sequence_parallel": sequence, "loss_parallel": cut}
+        reference, model = both(world, "mixtral", options, router_aux_loss_coef=0.5, **changes)
+        asked: dict[str, Any] = {"output_router_logits": True} if by_call else {}
+        if labelled:
+            asked["labels"] = ids
+        if cut and by_call and labelled:
+            with pytest.raises(ValueError, match="labels and output_router_logits=True .* before plan_for"):
+                model(ids, **asked)
+            with torch.no_grad():
+                losses = [whole(m(ids, **asked).loss) for m in (model, reference)]
+            assert_parity(*losses, **ROUNDED, name=f"loss without gradients, {what}")
+            continue
+        outputs = [m(ids, **asked) for m in (reference, model)]
+        for output in outputs:
+            loss = output.loss
+            if not labelled:
+                own = square_of(output.logits)
+                loss = (own.full_tensor() if isinstance(own, DTensor) else own) + 0.5 * output.aux_loss
+            loss.backward()
+        for name in ("loss", "aux_loss") if labelled else ("aux_loss",):
+            assert_parity(
+                whole(outputs[1][name]), outputs[0][name].detach(), **ROUNDED, name=f"{name}, {what}"
+            )
+        for found, expected in zip(outputs[1].router_logits, outputs[0].router_logits, strict=True):
+            assert_parity(whole(found), expected.detach(), **ROUNDED, name=f"logits of routers, {what}")
+        assert_parity(gradients(model), gradients(reference), **ROUNDED, name=f"gradients, {what}")
 
 
 @distributed(world_size=(2, 4), backends=TORCH)

@@ -144,6 +144,7 @@ class WholeModel:
             args, kwargs = self.entrance.brought(args, kwargs)
         if not self.cut_logits:
             return map_leaves(self._whole, own(*args, **kwargs))
+        _check_router_loss(module, kwargs)
         with loss_parallel(strict=False):
             return map_leaves(self._whole, own(*args, **kwargs))
 
@@ -163,6 +164,18 @@ class WholeModel:
         if self.cut_logits and is_cut and platform.is_grad_enabled() and x.requires_grad:
             return x
         return x.full_tensor()
+
+
+def _check_router_loss(module: Module, kwargs: dict[str, Any]) -> None:
+    """ValueError where the model will add a loss of its routers, which is plain, to a loss of cut logits, which is none."""
+    asked = kwargs.get("output_router_logits") and kwargs.get("labels") is not None
+    if asked and get_platform().is_grad_enabled():
+        raise ValueError(
+            f"PrepareModel of {type(module).__name__}: with labels and output_router_logits=True the model adds a loss of its routers to "
+            f"that of logits that this plan keeps cut. Set config.output_router_logits = True before plan_for, or say "
+            f"plan_for(loss_parallel=False): logits are whole then. Or call without labels, and add outputs.aux_loss to a loss of "
+            f"whole numbers, loss.full_tensor()"
+        )
 
 
 def whole_dtensor(x: Any, mesh: Any) -> Any:

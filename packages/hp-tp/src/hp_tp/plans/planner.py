@@ -47,7 +47,7 @@ def plan_for(
         sequence_parallel: whether the hidden states between blocks are cut along the sequence, as DTensors, of any length.
         loss_parallel: whether logits stay cut along the classes, as DTensors, while gradients are recorded. Without gradients
             (``generate``, evaluation) the model gives them whole in any case; and where it adds a loss of its routers to theirs
-            (``output_router_logits`` of its configuration).
+            (``output_router_logits`` of its configuration; given at a call with labels it is refused).
         replicate_kv: whether every rank computes the keys and values of all heads: for numbers of heads of keys that do not divide over
             the ranks, which are an error otherwise when the plan is applied. Their gradients are summed.
         local_attention: whether the code between the projections of attention runs on plain tensors with this rank's heads (True), or on
