@@ -1,0 +1,184 @@
+"""Checkpoints of sharded units, of layers in tensor parallel styles, and of functions of DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor, manual_seed, parallelize_module
+from hp_dtensor import random as hp_random
+from hp_fsdp import fully_shard
+from hp_platform import init_device_mesh
+from hp_platform.testing import World, count_collectives, distributed
+from hp_recompute import checkpoint, checkpoint_wrapper
+from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
+
+
+def widest(world: World) -> str:
+    return "float64" if world.platform.supports("float64_compute", world.device) else "float32"
+
+
+def make_model(world: World) -> Any:
+    """Three blocks of two layers with dropout, whose masks do not depend on the sharding."""
+    platform, random = world.platform, np.random.default_rng(0)
+
+    class Layer(platform.Module):
+        def __init__(self, rows: int, columns: int) -> None:
+            super().__init__()
+            values = platform.tensor(random.uniform(-0.5, 0.5, (rows, columns)), widest(world), world.device)
+            self.weight = platform.parameter(values)
+
+        def forward(self, x: Any) -> Any:
+            return platform.linear(x, self.weight)
+
+    class Block(platform.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = Layer(6, 4), Layer(4, 6)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(platform.silu(hp_random.dropout(self.up(x), 0.25)))
+
+    class Model(platform.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = platform.ModuleList([Block() for _ in range(3)])
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    return Model()
+
+
+def whole(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gradients(world: World, model: Any, order: tuple[int, ...] = (0,)) -> list[Any]:
+    """After the forward of as many micro-batches, and their backward in this order."""
+    platform = world.platform
+    manual_seed(3)
+    random = np.random.default_rng(world.rank)
+    inputs = [
+        platform.set_requires_grad_(
+            platform.tensor(random.uniform(-1, 1, (3, 4)), widest(world), world.device), True
+        )
+        for _ in order
+    ]
+    outputs = [model(x) for x in inputs]
+    losses = [platform.sum(y * y) for y in outputs]
+    for index in order:
+        platform.backward([losses[index]])
+    found = [platform.get_grad(x) for x in inputs]
+    found.extend(platform.get_grad(p) for _, p in platform.named_parameters(model))
+    return [platform.to_numpy(whole(x)) for x in found]
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def sharded(world: World, wrap: Callable[[Any], Any] | None, inside: bool, **options: Any) -> Any:
+    """A model of units; the blocks are checkpointed before (``inside`` of units) or after they are sharded."""
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    model = make_model(world)
+    for block in model.blocks:
+        if wrap is not None and inside:
+            wrap(block)
+        fully_shard(block, mesh, **options)
+        if wrap is not None and not inside:
+            wrap(block)
+    return fully_shard(model, mesh, **options)
+
+
+@distributed(world_size=(1, 2))
+def test_units_that_are_checkpointed_give_the_bits_of_those_that_are_not(world: World) -> None:
+    for order in ((0,), (1, 0, 2)):
+        expected = gradients(world, sharded(world, None, True), order)
+        for inside in (True, False):
+            for reshard in (True, False):
+                model = sharded(world, checkpoint_wrapper, inside, reshard_after_forward=reshard)
+                assert_equal(gradients(world, model, order), expected)
+                assert_equal(gradients(world, model, order)[: len(order)], expected[: len(order)])
+
+
+@distributed(world_size=2)
+def test_units_inside_of_a_checkpointed_function_gather_again(world: World) -> None:
+    expected = gradients(world, sharded(world, None, True))
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    model = make_model(world)
+    for block in model.blocks:
+        fully_shard(block, mesh)
+    fully_shard(model, mesh)
+    platform, blocks = world.platform, model.blocks
+
+    def two(x: Any) -> Any:
+        return blocks[1](blocks[0](x))
+
+    manual_seed(3)
+    values = np.random.default_rng(world.rank).uniform(-1, 1, (3, 4))
+    x = platform.set_requires_grad_(platform.tensor(values, widest(world), world.device), True)
+    y = blocks[2](checkpoint(two, x))
+    platform.backward([platform.sum(y * y)])
+    assert_equal([platform.to_numpy(platform.get_grad(x))], expected[:1])
+
+
+@distributed(world_size=2)
+def test_layers_in_styles_communicate_again_only_what_something_is_saved_after(world: World) -> None:
+    def parallel(wrap: Callable[[Any], Any]) -> Any:
+        model = make_model(world)
+        mesh = init_device_mesh(world.device_type, (world.size,))
+        plan = {
+            "blocks.*.up": ColwiseParallel(cuts=ModuleCuts({"weight": 0})),
+            "blocks.*.down": RowwiseParallel(cuts=ModuleCuts({"weight": 1})),
+        }
+        parallelize_module(model, mesh, plan)
+        for block in model.blocks:
+            wrap(block)
+        return model
+
+    counts, found = [], []
+    for wrap in (
+        lambda block: None,
+        checkpoint_wrapper,
+        lambda block: checkpoint_wrapper(block, early_stop=False),
+    ):
+        model = parallel(wrap)
+        with count_collectives() as counted:
+            found.append(gradients(world, model))
+        counts.append(counted.counts["all_reduce"])
+    assert_equal(found[1], found[0])
+    assert_equal(found[2], found[0])
+    # A block ends in a reduction and a sum, which save nothing: with early stop it is not done again.
+    assert counts[1] == counts[0], counts
+    assert counts[2] == counts[1] + 3
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial()], ids=str)
+@distributed(world_size=2)
+def test_arguments_may_be_dtensors(world: World, placement: Any) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    found = []
+    for run in (checkpoint, lambda function, *args, **kwargs: function(*args, **kwargs)):
+        values = platform.tensor(np.linspace(-1, 1, 20).reshape(5, 4), widest(world), world.device)
+        x = distribute_tensor(values, mesh, [Replicate() if placement.is_partial() else placement])
+        platform.set_requires_grad_(x, True)
+        middle = x.redistribute(placements=[placement]) if placement.is_partial() else x * 1
+        weight = distribute_tensor(values, mesh, [Shard(0)])
+        platform.set_requires_grad_(weight, True)
+
+        def function(given: Any, *, weight: Any) -> Any:
+            inner = platform.sin(given["x"]) @ platform.transpose(weight, 0, 1)
+            return platform.sin(inner) * given["scale"]
+
+        y = run(function, {"x": middle, "scale": 2.0}, weight=weight)
+        y.sum().backward()
+        found.append([platform.to_numpy(whole(grad)) for grad in (x.grad, weight.grad)])
+    assert_equal(found[0], found[1])
