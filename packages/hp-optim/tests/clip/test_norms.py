@@ -11,7 +11,7 @@ import pytest
 
 from hp_dtensor import DTensor, Partial, RaggedShard, Replicate, Shard, StridedShard, distribute_tensor
 from hp_optim import clip_grad_norm_, get_grad_norm
-from hp_platform import DeviceMesh, init_device_mesh
+from hp_platform import DeviceMesh, collectives, init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
 NORM_TYPES = (0, 1, 2, 3, 0.7, np.inf, -np.inf)
@@ -241,7 +241,12 @@ def test_norms_and_clipping_are_those_of_the_full_gradients(world: World, name: 
             assert counted.nbytes() == case.reductions[world.size - 1] * (
                 8 if dtype_of(world) == "float64" else 4
             )
-        twins.check_gradients(1.0)
+        everywhere = collectives.all_gather(
+            world.platform.reshape(get_grad_norm(twins.parameters, p), (1,)), world.group
+        )
+        assert len(set(world.platform.to_numpy(everywhere).tolist())) == 1
+        if p == NORM_TYPES[0]:
+            twins.check_gradients(1.0)
         with count_collectives() as clipped:
             twins.check_norm(clip_grad_norm_(twins.parameters, MAX_NORM, p), p)
         assert clipped.counts == counted.counts
