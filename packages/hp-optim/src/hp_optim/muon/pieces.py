@@ -5,25 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hp_optim.muon.parts import Box, Held
+from hp_optim.muon.parts import Box
+from hp_optim.muon.routes import Cut
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
 
 def part_of(platform: Platform, x: Tensor, box: Box) -> Tensor:
     """The box of ``x``, whose corner is the origin; ``x`` itself if it is all of it. A view where the framework can."""
+    if box.size == tuple(x.shape):
+        return x
     for dim, (start, length) in enumerate(zip(box.offset, box.size, strict=True)):
         if length != x.shape[dim]:
             x = platform.narrow(x, dim, start, length)
     return x
 
 
-def held_part(platform: Platform, local: Tensor, held: Held, box: Box) -> Tensor:
-    """The box of what ``held`` says of a local tensor."""
+def piece_of(platform: Platform, local: Tensor, cut: Cut) -> Tensor:
+    """The cut of a local tensor."""
+    if cut.is_all:
+        return local
+    held = cut.held
     if held.start is not None:
         run = platform.narrow(local, 0, held.start, held.box.volume)
         local = platform.reshape(run, held.box.size)
-    return part_of(platform, local, box)
+    return part_of(platform, local, cut.box)
 
 
 def in_a_row(platform: Platform, xs: Sequence[Tensor], dtype: DType, device: str) -> Tensor:

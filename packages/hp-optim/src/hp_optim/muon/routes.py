@@ -24,11 +24,8 @@ class Cut(NamedTuple):
     held: Held
     box: Box
     """In what the rank holds, whose corner is the origin."""
-
-    @property
-    def is_all(self) -> bool:
-        """Whether it is the whole local tensor. Of a run nobody asks."""
-        return self.held.start is None and self.box.size == self.held.box.size
+    is_all: bool
+    """Whether it is the whole local tensor. False for parts of a run."""
 
 
 class Place(NamedTuple):
@@ -114,7 +111,9 @@ def route_of(tasks: Sequence[Task], owners: Sequence[int], ranks: Sequence[int],
 
 
 def _cut(number: int, task: Task, piece: Piece) -> Cut:
-    return Cut(task.parameter, number, piece.held, piece.box.inside(piece.held.box))
+    held = piece.held
+    is_all = held.start is None and piece.box == held.box
+    return Cut(task.parameter, number, held, piece.box.inside(held.box), is_all)
 
 
 def _in_order(found: dict[int, list[T]], ranks: Sequence[int]) -> tuple[tuple[T, ...], tuple[int, ...]]:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hp_optim.muon.batches import Batch, Stack
 from hp_optim.muon.newton_schulz import newton_schulz
-from hp_optim.muon.pieces import cut_row, held_part, in_a_row, joined
+from hp_optim.muon.pieces import cut_row, in_a_row, joined, piece_of
 from hp_optim.muon.routes import Cut
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Updated:
+class Updated(NamedTuple):
     """A parameter of the step; all tensors are this rank's own, outside of the graph."""
 
     parameter: Tensor
@@ -92,10 +91,10 @@ class Step:
         platform, found = self._platform, []
         for cut in cuts:
             each = self._updated[cut.parameter]
-            u = held_part(platform, each.momentum, cut.held, cut.box)
+            u = piece_of(platform, each.momentum, cut)
             if each.is_nesterov:
                 u = platform.mul_(platform.clone(u), each.mu)
-                u = platform.add_(u, held_part(platform, each.gradient, cut.held, cut.box))
+                u = platform.add_(u, piece_of(platform, each.gradient, cut))
             found.append(u)
         return found
 
@@ -117,7 +116,7 @@ class Step:
         moves = []
         for cut, result in zip(batch.applied_cuts, results, strict=True):
             each, task = self._updated[cut.parameter], batch.tasks[cut.task]
-            target = held_part(platform, each.parameter, cut.held, cut.box)
+            target = piece_of(platform, each.parameter, cut)
             key = (
                 id(each.lr) if platform.is_tensor(each.lr) else each.lr,
                 each.weight_decay,
