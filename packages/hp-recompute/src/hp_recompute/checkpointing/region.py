@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,8 @@ class Region:
         self.outputs_of_excluded: list[Any] = []
         """Of modules that do not run again, in order."""
         self._values: dict[int, Tensor] = {}
-        self._forward_context, self._again_context = (
-            options.context_fn() if options.context_fn is not None else (None, None)
-        )
+        given = options.context_fn() if options.context_fn is not None else (nullcontext(), nullcontext())
+        self._forward_context, self._again_context = given
 
     @contextmanager
     def _under_way(self, run: Any) -> Iterator[None]:
@@ -101,8 +100,7 @@ class Region:
             if self.kept is not None:
                 stack.enter_context(self.kept.first_run())
             stack.enter_context(self.agreement.first_run())  # sees what the policy does not let be done again
-            if self._forward_context is not None:
-                stack.enter_context(self._forward_context)
+            stack.enter_context(self._forward_context)
             return self.function(*args, **kwargs)
 
     def pack(self, x: Tensor) -> _Handle:
@@ -130,8 +128,7 @@ class Region:
             if self.kept is not None:
                 stack.enter_context(self.kept.second_run())
             stack.enter_context(self.agreement.second_run())
-            if self._again_context is not None:
-                stack.enter_context(self._again_context)
+            stack.enter_context(self._again_context)
             try:
                 self.function(*args, **kwargs)
             except _Stop as stop:
