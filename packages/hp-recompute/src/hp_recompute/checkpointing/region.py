@@ -80,7 +80,7 @@ class Region:
         self.outputs_of_excluded: list[Any] = []
         """Of modules that do not run again, in order."""
         self._values: dict[int, Tensor] = {}
-        given = options.context_fn() if options.context_fn is not None else (nullcontext(), nullcontext())
+        given: Contexts = options.context_fn() if options.context_fn else (nullcontext(), nullcontext())
         self._forward_context, self._again_context = given
 
     @contextmanager
