@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +29,15 @@ class Gradient:
     """Whether ``local`` is a factor."""
 
 
+Lists = dict[tuple[Any, str], list[Gradient]]
+"""By dtype and device, which one call on a list of tensors must share."""
+
+
 @dataclass(slots=True)
 class Gradients:
     """What the parameters of a call have on this rank."""
 
-    present: list[Gradient] = field(default_factory=list)
+    lists: Lists = field(default_factory=dict)
     specs: dict[Spec, None] = field(default_factory=dict)
     """Every way in which a parameter or a gradient lies, also of parameters without a gradient: all ranks know the same ones."""
     like: Tensor | None = None
@@ -81,14 +85,17 @@ def gradients_of(platform: Platform, function: str, parameters: Any) -> Gradient
             raise _foreign(function, _name(names, place), gradient)
         if main is not None:  # the shape of grad is the framework's concern
             _check_shape(function, _name(names, place), parameter, gradient, spec)
-        found.is_double = found.is_double or gradient.dtype == double
         entry = Gradient(gradient, spec, gradient)
-        found.present.append(entry)
+        key = (gradient.dtype, platform.device_of(gradient))
+        if key not in found.lists:
+            _check_floating(platform, function, gradient)
+            found.lists[key] = []
+            found.is_double = found.is_double or gradient.dtype == double
+        found.lists[key].append(entry)
         if spec not in wanted:
             wanted[spec] = None if spec is None else _reduced(spec)
         if wanted[spec] is not None:
             assert spec is not None
-            _check_floating(platform, function, gradient)
             entry.is_product = any(p.is_partial("prod") for p in spec.placements)
             partial.append(
                 (entry, DTensor._wrap(gradient, spec).redistribute(placements=wanted[spec], async_op=True))
@@ -98,22 +105,6 @@ def gradients_of(platform: Platform, function: str, parameters: Any) -> Gradient
         entry.part, entry.spec = reduced._local, reduced._spec
         found.specs[reduced._spec] = None
     return found
-
-
-Lists = dict[tuple[Any, str], list[Gradient]]
-"""By dtype and device, which one call on a list of tensors must share."""
-
-
-def in_lists(platform: Platform, function: str, gradients: Sequence[Gradient]) -> Lists:
-    """Sorted so. ValueError for a dtype that is no floating one."""
-    lists: Lists = {}
-    for gradient in gradients:
-        key = (gradient.local.dtype, platform.device_of(gradient.local))
-        if key not in lists:
-            _check_floating(platform, function, gradient.local)
-            lists[key] = []
-        lists[key].append(gradient)
-    return lists
 
 
 def _listed(platform: Platform, function: str, parameters: Any) -> tuple[list[str] | None, list[Any]]:

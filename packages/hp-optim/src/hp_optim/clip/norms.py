@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hp_optim.clip.gradients import Gradient, Gradients, Lists, gradients_of, in_lists
+from hp_optim.clip.gradients import Gradients, Lists, gradients_of
 from hp_optim.clip.orders import Order, order_of
 from hp_optim.clip.shares import ALONE, Shares
 from hp_platform import collectives
@@ -115,9 +115,8 @@ def _measured(
     with platform.no_grad():
         found = gradients_of(platform, function, parameters)
         if to_scale:
-            _refuse_products(found.present)
-        lists = in_lists(platform, function, found.present)
-        total = _total(platform, found, lists, order, group)
+            _refuse_products(found.lists)
+        total = _total(platform, found, order, group)
     if error_if_nonfinite:
         value = float(platform.to_numpy(total))
         if not math.isfinite(value):
@@ -125,18 +124,16 @@ def _measured(
                 f"{function}: the norm of order {order.p:g} of the gradients is {value}, so they cannot be scaled to a finite one: skip this "
                 "step, or go on with error_if_nonfinite=False"
             )
-    return total, lists
+    return total, found.lists
 
 
-def _total(
-    platform: Platform, found: Gradients, lists: Lists, order: Order, pp_group: ProcessGroup | None
-) -> Tensor:
+def _total(platform: Platform, found: Gradients, order: Order, pp_group: ProcessGroup | None) -> Tensor:
     shares = Shares(found.specs)
     groups = shares.groups()
     home = _home(platform, found)
     meeting = None if pp_group is None else world_device()
     wide = _wide(platform, {home, meeting or home, *(mesh.device_type for mesh in groups.values())})
-    values = _values(platform, lists, shares, order, home, wide)
+    values = _values(platform, found.lists, shares, order, home, wide)
 
     def neutral(place: str) -> Tensor:
         return platform.full((1,), order.neutral, wide, place)
@@ -223,8 +220,8 @@ def _checked_group(given: Any) -> ProcessGroup | None:
     return resolve_group(given)
 
 
-def _refuse_products(gradients: list[Gradient]) -> None:
-    products = [g for g in gradients if g.is_product]
+def _refuse_products(lists: Lists) -> None:
+    products = [gradient for members in lists.values() for gradient in members if gradient.is_product]
     if products:
         raise ValueError(
             f"clip_grad_norm_: a gradient of shape {tuple(products[0].local.shape)} is Partial('prod'), so every factor would be scaled: "
