@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.cases.fsdp_training import device, wait
 from bench.cases.tp_settings import Setting, Side
-from bench.cases.tp_sides import Built, Inputs
+from bench.cases.tp_sides import Built, Inputs, requested_bytes
 from bench.profiles import Profile
 from bench.steps import profile_of, times_on_device
 
@@ -135,11 +135,11 @@ def _one_round(built: Built, inputs: Inputs, course: Course) -> tuple[float, int
     on_gpu = device() == "cuda"
     before = 0
     if on_gpu:
-        before = torch.cuda.memory_allocated()
+        before = requested_bytes("current")
         torch.cuda.reset_peak_memory_stats()
     times = times_on_device(lambda: built.step(inputs), course.timed)
     # The other sides' parameters lie beside, and are not this one's.
-    peak = torch.cuda.max_memory_allocated() - before + built.nbytes if on_gpu else None
+    peak = requested_bytes("peak") - before + built.nbytes if on_gpu else None
     return statistics.median(times), peak
 
 
