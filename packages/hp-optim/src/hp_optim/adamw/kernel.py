@@ -35,12 +35,23 @@ class Launches:
 
     def add(self, device: str, count: int, target: Tensor, gradient: Tensor, state: Sequence[Tensor]) -> None:
         """``target``, which makes its step number ``count``; ``state`` has a tensor for each of :func:`moments`."""
-        key = (device, count, target.dtype, state[0].dtype)
+        self.add_all(device, count, [target], [gradient], [[value] for value in state])
+
+    def add_all(
+        self,
+        device: str,
+        count: int,
+        targets: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        state: Sequence[Sequence[Tensor]],
+    ) -> None:
+        """Several of one dtype (at least one); ``state`` has a list for each of :func:`moments`."""
+        key = (device, count, targets[0].dtype, state[0][0].dtype)
         lists = self._together.get(key)
         if lists is None:
             lists = self._together[key] = [[] for _ in range(2 + len(state))]
-        for values, value in zip(lists, (target, gradient, *state), strict=True):
-            values.append(value)
+        for values, more in zip(lists, (targets, gradients, *state), strict=True):
+            values.extend(more)
 
     def run(self) -> None:
         """One launch for all that are in the same step, of the same dtypes and on one device."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hp_optim.adamw.plan import Divided, GroupPlan
-from hp_optim.adamw.replicas import gather_pieces
+from hp_optim.adamw.plan import GroupPlan
+from hp_optim.adamw.replicas import Place, gather_pieces
 from hp_optim.base import OptimizerSteps
 from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
@@ -120,7 +120,7 @@ class AdamWSteps(OptimizerSteps):
                 GroupPlan(self.platform, group, self.state, divides=group["divide_replicas"])
                 for group in groups
             ]
-        divided: Divided = []
+        places: list[Place] = []
         for plan in self._plans:
-            divided.extend(plan.step())
-        gather_pieces(self.platform, divided)
+            places.extend(plan.step())
+        gather_pieces(self.platform, places)

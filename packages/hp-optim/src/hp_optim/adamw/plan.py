@@ -7,8 +7,8 @@ from typing import Any
 
 from hp_optim.adamw.kernel import Launches, moments
 from hp_optim.adamw.member import Member, count_of
-from hp_optim.adamw.replicas import Division, division_of
-from hp_optim.adamw.rows import RowOfMembers
+from hp_optim.adamw.replicas import Place, division_of, place_of
+from hp_optim.adamw.rows import RowOfMembers, RowOfPieces
 from hp_optim.base import STEP
 from hp_optim.checks import PARAMS
 from hp_optim.groups import Group
@@ -16,8 +16,6 @@ from hp_optim.pieces import local_of
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS, FlatRow
 from hp_platform.protocols.tensor import Tensor
-
-Divided = list[tuple[Any, Division]]
 
 
 class GroupPlan:
@@ -43,8 +41,8 @@ class GroupPlan:
             and all(map(is_, params, self._params))
         )
 
-    def step(self) -> Divided:
-        """Update; returns the parameters of which other replicas have updated the other pieces.
+    def step(self) -> list[Place]:
+        """Update; returns where pieces belong that other replicas have updated.
 
         One launch for all that are in the same step, of one dtype and on one device.
         """
@@ -62,13 +60,12 @@ class GroupPlan:
         given.extend((member, member.gradient()) for member in self.loose)
         group[STEP] = group.get(STEP, 0) + 1
         launches = Launches(self.platform, group)
+        places: list[Place] = []
         for row, gradients in flat:
-            state = row.state_of(group, gradients)
-            if state is None:
-                given.extend((member, member.gradient()) for member in row.members)
+            if row.add_to(launches, gradients):
+                places.extend(row.places())
             else:
-                launches.add(row.members[0].device, group[STEP] - row.missed, row.row, gradients, state)
-        divided: Divided = []
+                given.extend((member, member.gradient()) for member in row.members)
         keys = moments(group)
         for member, gradient in given:
             if gradient is None:
@@ -78,24 +75,29 @@ class GroupPlan:
             state = [local_of(entry[key]) for key in keys]
             launches.add(member.device, count_of(group, entry), member.target(), gradient, state)
             if member.division is not None:
-                divided.append((member.parameter, member.division))
+                place = place_of(self.platform, member.parameter, member.division)
+                if place is not None:
+                    places.append(place)
         launches.run()
-        return divided
+        return places
 
 
 def _rows(platform: Platform, members: list[Member], state: Any) -> tuple[list[RowOfMembers], list[Member]]:
     """Flat rows all of whose parameters are here, and the members that are in none."""
-    by_id = {id(member.parameter): member for member in members if member.division is None}
+    by_id = {id(member.parameter): member for member in members}
     found: dict[int, FlatRow] = {}
-    for member in by_id.values():
+    for member in members:
         flat = getattr(member.parameter, FLAT_SHARDS, None)
         row = None if flat is None else flat.row_of(member.parameter)
         if row is not None:
             found[id(row)] = row
-    rows = [
-        RowOfMembers(platform, row, [by_id[id(p)] for p in row.parameters], state)
-        for row in found.values()
-        if all(id(p) in by_id for p in row.parameters)
-    ]
+    rows: list[RowOfMembers] = []
+    for row in found.values():
+        in_row = [by_id.get(id(parameter)) for parameter in row.parameters]
+        own = [member for member in in_row if member is not None]
+        divided = {member.division is not None for member in own}
+        if len(own) == len(in_row) and len(divided) == 1:
+            kind = RowOfPieces if divided.pop() else RowOfMembers
+            rows.append(kind(platform, row, own, state))
     in_rows = {id(member) for row in rows for member in row.members}
     return rows, [member for member in members if id(member) not in in_rows]

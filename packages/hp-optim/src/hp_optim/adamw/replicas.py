@@ -17,6 +17,7 @@ from hp_dtensor import DTensor, RaggedShard, Replicate, Shard, StridedShard
 from hp_dtensor.chunk import chunk_length, chunk_offset, chunk_size
 from hp_optim.pieces import local_of
 from hp_platform import collectives
+from hp_platform.collectives.unchecked import all_gather_into_each
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
@@ -63,46 +64,83 @@ def division_of(platform: Platform, parameter: Any) -> Division | None:
     return Division(platform, parameter, mesh.get_group(0))
 
 
-def gather_pieces(platform: Platform, parameters: Sequence[tuple[Any, Division]]) -> None:
-    """Every replica's pieces into place, for parameters that all replicas have updated.
+class Place:
+    """Where a parameter's pieces come together."""
+
+    __slots__ = ("division", "fits", "is_padded", "kind", "numel", "own", "padded", "target")
+
+    def __init__(self, platform: Platform, target: Tensor, division: Division, *, rows: int) -> None:
+        """``target``: the local tensor of ``rows`` rows, or all of its elements as a 1-D view of where they lie."""
+        numel = math.prod(tuple(target.shape))
+        behind = numel // rows if rows else 0
+        device = platform.device_of(target)
+        is_whole = platform.is_contiguous(target)
+        self.division = division
+        self.kind = (id(division.group), target.dtype, device)
+        self.target = target
+        self.numel = numel
+        self.padded = division.longest * behind
+        """Elements of every replica's piece on the way."""
+        flat = platform.reshape(target, (-1,))
+        self.own = platform.narrow(flat, 0, division.start * behind, division.length * behind)
+        """This replica's piece, 1-D."""
+        self.is_padded = division.length < division.longest
+        self.fits = (
+            is_whole
+            and self.padded * division.group.size == numel
+            and platform.supports("write_into_view", device)
+        )
+        """Whether the result of a gather is the local tensor as it lies."""
+        if self.fits:
+            self.target = flat
+
+
+def place_of(platform: Platform, parameter: Any, division: Division) -> Place | None:
+    """None for a parameter without elements here."""
+    local = local_of(parameter)
+    shape = tuple(local.shape)
+    return Place(platform, local, division, rows=shape[0]) if math.prod(shape) else None
+
+
+def gather_pieces(platform: Platform, places: Sequence[Place]) -> None:
+    """Every replica's pieces into place, of parameters that all replicas have updated.
 
     Communication: per group of replicas, dtype and device one all-gather of the local tensors' bytes, each padded to a multiple of the
     number of replicas along dim 0. Memory: none beside them where a launch takes several tensors, for those without padding.
     """
-    together: dict[Any, list[tuple[Tensor, Division]]] = {}
-    for parameter, division in parameters:
-        local = local_of(parameter)
-        if math.prod(tuple(local.shape)):
-            key = (id(division.group), local.dtype, platform.device_of(local))
-            together.setdefault(key, []).append((local, division))
-    for (_, dtype, device), members in together.items():
-        _gather(platform, members, dtype, device)
+    together: dict[Any, list[Place]] = {}
+    for place in places:
+        together.setdefault(place.kind, []).append(place)
+    for (_, dtype, device), found in together.items():
+        _gather(platform, found, dtype, device)
 
 
-def _gather(platform: Platform, members: Sequence[tuple[Tensor, Division]], dtype: Any, device: str) -> None:
-    in_place = platform.supports("write_into_view", device)
-    own, outs = [], []
-    for local, division in members:
-        piece = platform.reshape(division.piece(local), (-1,))
-        behind = math.prod(tuple(local.shape)[1:])
-        numel = division.longest * behind
-        is_even = local.shape[0] % division.group.size == 0
-        if piece.shape[0] < numel:
-            piece = platform.cat([piece, platform.zeros((numel - piece.shape[0],), dtype, device)])
-        own.append(piece)
-        fits = in_place and is_even and platform.is_contiguous(local)
-        outs.append(
-            platform.reshape(local, (-1,))
-            if fits
-            else platform.empty((numel * division.group.size,), dtype, device)
-        )
-    group = members[0][1].group
-    found = collectives.all_gather_coalesced(own, group, outs=outs if in_place else None, async_op=False)
-    targets, values = [], []
-    for (local, _), whole, out in zip(members, found, outs, strict=True):
-        is_there = in_place and platform.data_ptr(out) == platform.data_ptr(local)
-        if not is_there:
-            numel = math.prod(tuple(local.shape))
-            targets.append(local)
-            values.append(platform.reshape(platform.narrow(whole, 0, 0, numel), tuple(local.shape)))
-    platform.foreach_copy_(targets, values)
+def _gather(platform: Platform, places: Sequence[Place], dtype: Any, device: str) -> None:
+    def padded(place: Place) -> Tensor:
+        padding = place.padded - place.own.shape[0]
+        return platform.cat([place.own, platform.zeros((padding,), dtype, device)])
+
+    group = places[0].division.group
+    own = [padded(place) if place.is_padded else place.own for place in places]
+    outs = None
+    if platform.supports("write_into_view", device):
+        outs = [
+            place.target if place.fits else platform.empty((place.padded * group.size,), dtype, device)
+            for place in places
+        ]
+    kind = device.partition(":")[0]
+    found: Sequence[Tensor]
+    if outs is not None and len(own) > 1 and platform.can_coalesce(kind) and platform.is_floating(dtype):
+        found = outs  # contiguous, of one dtype and of sizes that were worked out above: nothing is left to be checked
+        nbytes = sum(place.padded for place in places) * group.size * platform.itemsize(dtype)
+        all_gather_into_each(outs, own, group, nbytes, False)
+    else:
+        found = collectives.all_gather_coalesced(own, group, outs=outs, async_op=False)
+    rest = [(place, whole) for place, whole in zip(places, found, strict=True) if not place.fits]
+    platform.foreach_copy_(
+        [place.target for place, _ in rest],
+        [
+            platform.reshape(platform.narrow(whole, 0, 0, place.numel), tuple(place.target.shape))
+            for place, whole in rest
+        ],
+    )

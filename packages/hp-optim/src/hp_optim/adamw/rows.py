@@ -17,9 +17,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hp_optim.adamw.kernel import moments, state_dtype
+from hp_optim.adamw.kernel import Launches, moments, state_dtype
 from hp_optim.adamw.member import MISSED, Member
-from hp_optim.base import MAIN_GRAD
+from hp_optim.adamw.replicas import Place
+from hp_optim.base import MAIN_GRAD, STEP
 from hp_optim.groups import Group
 from hp_optim.pieces import local_of, placed
 from hp_platform.platform import Platform
@@ -28,7 +29,7 @@ from hp_platform.protocols.tensor import Tensor
 
 
 class RowOfMembers:
-    """One flat row, all of whose parameters are in one group and are not divided over replicas."""
+    """One flat row, all of whose parameters are in one group."""
 
     def __init__(self, platform: Platform, flat: FlatRow, members: Sequence[Member], state: Any) -> None:
         self.platform = platform
@@ -53,6 +54,8 @@ class RowOfMembers:
         self._kept: list[tuple[Any, ...]] = []
         """Of every parameter the tensors of its state, which are parts of :attr:`_flats`."""
         self._missed = 0
+        self._num_moments = 0
+        """What is kept of a parameter; 0: nothing yet."""
 
     def stands(self) -> bool:
         """Whether the shards still are parts of the row."""
@@ -87,21 +90,22 @@ class RowOfMembers:
         wide = getattr(parameter, MAIN_GRAD, None)
         return self.platform.get_grad(parameter.to_local()) if wide is None else wide.to_local()
 
-    def state_of(self, group: Group, gradients: Tensor) -> list[Tensor] | None:
-        """The moments as rows; None, and nothing has changed, if the state of the parameters does not allow it."""
+    def add_to(self, launches: Launches, gradients: Tensor) -> bool:
+        """Have the row updated; False, and nothing has changed, if the state of its parameters does not allow it."""
+        group = launches.group
         if not self._is_flat(group) and not self._flatten(group, gradients):
-            return None
-        return self._flats
+            return False
+        launches.add(self.members[0].device, group[STEP] - self._missed, self.row, gradients, self._flats)
+        return True
 
-    @property
-    def missed(self) -> int:
-        """Steps of the group in which the parameters, all of them, had no gradient."""
-        return self._missed
+    def places(self) -> Sequence[Place]:
+        """Where pieces of other replicas belong."""
+        return ()
 
     def _is_flat(self, group: Group) -> bool:
         """Whether the state is what it was made to be."""
         keys = moments(group)
-        if len(keys) != len(self._flats):
+        if len(keys) != self._num_moments:
             return False
         find, missed = self.state.get, self._missed
         first, second = keys[0], keys[1]
@@ -142,7 +146,7 @@ class RowOfMembers:
         if missed and not are_there:
             for member in self.members:
                 self.state[member.parameter][MISSED] = missed
-        self._kept, self._missed = [tuple(each) for each in kept], missed
+        self._kept, self._missed, self._num_moments = [tuple(each) for each in kept], missed, len(keys)
         return True
 
     def _part(self, flat: Tensor, number: int, before: Any) -> Any:
@@ -154,3 +158,73 @@ class RowOfMembers:
         if before is not None:
             platform.copy_(part, platform.reshape(local_of(before), (-1,)))
         return placed(parameter, platform.reshape(platform.alias(part), shape))
+
+
+class RowOfPieces(RowOfMembers):
+    """A row whose parameters are divided over replicas.
+
+    What is updated are pieces of it, a list; but where they lie, and the state beside them, is looked up once, and gradients are
+    found as one row.
+    """
+
+    def __init__(self, platform: Platform, flat: FlatRow, members: Sequence[Member], state: Any) -> None:
+        super().__init__(platform, flat, members, state)
+        self._places: list[Place] = []
+        self._with_elements: list[int] = []
+        self._cuts: list[int] = []
+        """Sizes of the parts of a row, of which every second one is a piece."""
+        end = 0
+        for number, (member, offset, numel) in enumerate(
+            zip(self.members, self._offsets, self._numels, strict=True)
+        ):
+            if not numel:
+                continue
+            division = member.division
+            assert division is not None
+            rows = int(member.parameter.to_local().shape[0])
+            shard = platform.narrow(flat.row, 0, offset, numel)
+            place = Place(platform, shard, division, rows=rows)
+            start = offset + division.start * (numel // rows)
+            self._cuts.extend((start - end, int(place.own.shape[0])))
+            end = start + int(place.own.shape[0])
+            self._places.append(place)
+            self._with_elements.append(number)
+        self._cuts.append(self._numel - end)
+        self._own = [place.own for place in self._places]
+        self._state: list[list[Tensor]] = []
+        """One list per moment."""
+
+    def add_to(self, launches: Launches, gradients: Tensor) -> bool:
+        """Have the pieces updated; False, and nothing has changed, if the state does not allow it."""
+        group = launches.group
+        if not self._is_flat(group) and not self._looked_up(group):
+            return False
+        if self._places:
+            pieces = self.platform.split(gradients, self._cuts)[1::2]
+            count = group[STEP] - self._missed
+            launches.add_all(self.members[0].device, count, self._own, pieces, self._state)
+        return True
+
+    def places(self) -> Sequence[Place]:
+        """Of all parameters with elements."""
+        return self._places
+
+    def _looked_up(self, group: Group) -> bool:
+        """State of all parameters, made where there is none yet; False if they have made different numbers of steps."""
+        platform, keys = self.platform, moments(group)
+        found = []
+        for member in self.members:
+            gradient = member.gradient()
+            assert gradient is not None
+            found.append(member.entry(group, gradient))
+        counts = {entry.get(MISSED, 0) for entry in found}
+        dtypes = {entry[key].dtype for entry in found for key in keys}
+        if len(counts) > 1 or len(dtypes) > 1:
+            return False
+        self._kept = [tuple(entry[key] for key in keys) for entry in found]
+        self._state = [
+            [platform.reshape(local_of(self._kept[number][at]), (-1,)) for number in self._with_elements]
+            for at in range(len(keys))
+        ]
+        self._missed, self._num_moments = counts.pop(), len(keys)
+        return True
