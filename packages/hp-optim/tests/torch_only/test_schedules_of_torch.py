@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +71,18 @@ def test_a_container_holds_torchs_schedulers_too() -> None:
     trained.step()
     container.step()
     assert container.get_last_lr() == [0.25]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_an_optimizer_of_its_own_and_warns_of_nothing(copied: Callable[[Any], Any]) -> None:
+    schedule = get_hyper_lr_scheduler(optimizer(), 10, decay_style="linear", lr=1.0, lr_min=0.0)
+    twin = copied(schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twin.step()
+    assert twin.get_last_lr() == [0.45]
+    assert next(iter(twin)).optimizer.param_groups[0]["lr"] == 0.45
+    assert next(iter(schedule)).optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_resumed_run_goes_on_with_the_optimizers_state() -> None:

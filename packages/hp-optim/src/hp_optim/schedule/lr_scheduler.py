@@ -130,6 +130,10 @@ class _Watch:
             self._handle.remove()
             self._handle = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy watches nothing: copies of optimizers have no hooks."""
+        return {"has_stepped": True, "_handle": None}
+
 
 def _as_number(rate: Any) -> float:
     """Of a tensor once, when a group is first seen: it waits for the device."""
