@@ -228,3 +228,24 @@ def test_a_quotient_is_rounded_once(platform, make, near, given, wanted, shape):
 def test_a_quotient_in_the_most_exact_dtype(platform, make, near, real):
     x = np.random.default_rng(8).normal(size=(2, 3, 4))
     near(platform.quotient(make(x, real), make(np.full((2, 1, 1), 3.0), real), real), x / 3)
+
+
+@pytest.mark.parametrize("narrow", ["float32", "float16"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9])
+def test_lists_of_any_length_are_moved_whole(platform, device, make, near, narrow, count):
+    # Sizes that kernels may take several of at once, of one block and of many.
+    sizes = [16 * (1 + 37 * at * at) for at in range(count)]
+    random = np.random.default_rng(9)
+    start, gradients = ([random.normal(size=n).astype("float32") for n in sizes] for _ in range(2))
+    momenta, grads = [make(x, "float32") for x in start], [make(g, "float32") for g in gradients]
+    row = platform.zeros((sum(sizes),), narrow, device)
+    directions = platform.split(row, sizes)
+    platform.momentum_(momenta, grads, directions, momentum=0.95, nesterov=True)
+    expected = [np.float32(0.95) * m + g for m, g in zip(start, gradients, strict=True)]
+    for m, d, g, wanted in zip(momenta, directions, gradients, expected, strict=True):
+        np.testing.assert_array_equal(platform.to_numpy(m), wanted)
+        near(d, np.float32(0.95) * wanted + g)
+    updates = [platform.to_numpy(d).astype("float64") for d in directions]
+    platform.move_(momenta, directions, keep=0.9, factor=-0.5)
+    for m, wanted, u in zip(momenta, expected, updates, strict=True):
+        near(m, 0.9 * wanted.astype("float64") - 0.5 * u)
