@@ -126,7 +126,7 @@ def batches(
     places: dict[tuple[int, ...], list[int]] = {}
     for place, shape in enumerate(shapes):
         places.setdefault(tuple(shape), []).append(place)
-    found = []
+    found: list[list[int]] = []
     for shape, equal in places.items():
         count = max(1, memory_cap // max(1, working_bytes(shape, from_itemsize, itemsize)))
         found.extend(equal[start : start + count] for start in range(0, len(equal), count))
