@@ -13,17 +13,9 @@ from hp_platform.testing import World, distributed
 from hp_tp import ColwiseParallel, describe, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import (
-    BATCH,
-    Config,
-    backward,
-    cross_entropy,
-    dtype_of,
-    make_mesh,
-    model_of,
-    model_plan,
-    token_ids,
-)
+from tp_models import BATCH, Config, dtype_of, make_mesh, model_of, token_ids
+from tp_plans import model_plan
+from tp_training import backward, cross_entropy
 
 CONFIG = Config(heads=4, kv_heads=2, head_dim=4, hidden=10, layers=1, tied=True)
 

@@ -23,7 +23,8 @@ from hp_tp import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import Maker, backward, classes, dtype_of, make_mesh
+from tp_models import Maker, classes, dtype_of, make_mesh
+from tp_training import backward
 
 SHAPE = (4, 8, 16)
 """Batch, places, features: they divide over 2 and 4 ranks."""

@@ -23,7 +23,8 @@ from hp_platform.testing import World, assert_parity, count_collectives, distrib
 from hp_tp import ColwiseParallel, Linear2DParallel, RowwiseParallel, SequenceParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import Maker, dtype_of, local, make_mesh, whole_parameters
+from tp_models import Maker, dtype_of, make_mesh
+from tp_training import local, whole_parameters
 
 WIDTH = 6
 PLANS: dict[str, dict[str, Any]] = {

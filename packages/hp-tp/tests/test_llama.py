@@ -16,24 +16,9 @@ from hp_platform.testing import World, assert_parity, count_collectives, distrib
 from hp_tp import parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import (
-    BATCH,
-    Config,
-    activation,
-    backward,
-    block_of,
-    block_plan,
-    check_steps,
-    cross_entropy,
-    local,
-    make_mesh,
-    mean_square,
-    model_of,
-    model_plan,
-    sgd_step,
-    token_ids,
-    tolerance,
-)
+from tp_models import BATCH, Config, activation, block_of, make_mesh, model_of, token_ids, tolerance
+from tp_plans import block_plan, model_plan
+from tp_training import backward, check_steps, cross_entropy, local, mean_square, sgd_step
 
 USUAL = Config()
 """12 query heads and 6 of keys and values: 1, 2 and 3 ranks; with replicated keys and values also 4."""

@@ -14,7 +14,9 @@ from hp_platform.testing import World, count_collectives, distributed
 from hp_tp import linear_cross_entropy, loss_parallel, parallelize_module, vocab_parallel_cross_entropy
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import Config, backward, check_steps, make_mesh, model_of, model_plan, token_ids
+from tp_models import Config, make_mesh, model_of, token_ids
+from tp_plans import model_plan
+from tp_training import backward, check_steps
 
 USUAL = Config(layers=1, length=12)
 """50 classes: on 4 ranks 13, 13, 13 and 11."""

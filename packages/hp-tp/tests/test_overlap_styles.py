@@ -16,20 +16,9 @@ from hp_tp import ColwiseParallel, OverlapPolicy, RowwiseParallel, parallelize_m
 from hp_tp.styles.moves import cut_along
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import (
-    Config,
-    activation,
-    backward,
-    block_of,
-    block_plan,
-    check_steps,
-    cross_entropy,
-    make_mesh,
-    mean_square,
-    model_of,
-    model_plan,
-    token_ids,
-)
+from tp_models import Config, activation, block_of, make_mesh, model_of, token_ids
+from tp_plans import block_plan, model_plan
+from tp_training import backward, check_steps, cross_entropy, mean_square
 
 POLICIES = {
     "plain": True,

@@ -20,7 +20,8 @@ from hp_tp import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import Config, block_plan, make_mesh, model_of, model_plan
+from tp_models import Config, make_mesh, model_of
+from tp_plans import block_plan, model_plan
 
 CONFIG = Config(heads=5, kv_heads=5, head_dim=2, hidden=5, layers=2, length=4)
 

@@ -20,7 +20,8 @@ from hp_tp import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tp_models import Config, check_steps, make_mesh, mean_square, model_of, token_ids
+from tp_models import Config, make_mesh, model_of, token_ids
+from tp_training import check_steps, mean_square
 
 SWITCHES: list[dict[str, Any]] = [
     {"sequence_parallel": sequence, "loss_parallel": loss}

@@ -15,7 +15,7 @@ from hp_platform.testing import World, distributed
 from hp_tp import Linear2DParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_two_dim import mesh_of, numbers, stock_linear
+from two_dim_layers import mesh_of, numbers, stock_linear
 
 
 @pytest.mark.parametrize(

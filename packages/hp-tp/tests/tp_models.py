@@ -1,9 +1,8 @@
-"""Llama-like models, written once on the platform with the framework's own layers; their plans; and the way to train them."""
+"""Llama-like models, written once on the platform with the framework's own layers."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -11,20 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from hp_dtensor import DTensor, Replicate, Shard
+from hp_dtensor import DTensor
 from hp_platform import DeviceMesh, init_device_mesh
-from hp_platform.testing import World, assert_parity
+from hp_platform.testing import World
 from hp_tp import (
-    ColwiseParallel,
     ModuleCuts,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-    vocab_parallel_cross_entropy,
 )
 
 BATCH = 2
-LEARNING_RATE = 0.1
 STOCK = {"torch": "torch.nn", "mindspore": "mindspore.mint.nn"}
 """Where a framework keeps its layers."""
 
@@ -231,160 +224,3 @@ def token_ids(world: World, config: Config, step: int = 0) -> tuple[Any, Any]:
     maker = Maker(world, 100 + step)
     ids = (maker.ids(config.vocabulary, BATCH, config.length) for _ in range(2))
     return next(ids), next(ids)
-
-
-# ------------------------------------------------------------------------------------------------------------------- plans
-def block_plan(
-    config: Config,
-    tp: int,
-    *,
-    sequence: bool = False,
-    use_local: bool = True,
-    is_plain: bool = False,
-    prefix: str = "",
-) -> dict[str, Any]:
-    """The plan of one layer whose input and output are whole, or with ``sequence`` cut along dim 1.
-
-    ``use_local`` False: the residual stream is made of DTensors, as it must be if the length does not divide. ``is_plain``: there are
-    no DTensors at all among the activations, as it must be in compiled layers.
-    """
-    out = {"output_layouts": Shard(1) if sequence else Replicate(), "use_local_output": use_local}
-    given: dict[str, Any] = {"input_layouts": Shard(1)} if is_plain and sequence else {}
-    kv: dict[str, Any] = {"heads": config.kv_heads}
-    if config.kv_heads % tp:
-        kv = {"heads": config.kv_heads, "query_heads": config.heads, "replicate_kv": True}
-    plan: dict[str, Any] = {
-        "attention.q": ColwiseParallel(heads=config.heads, **given),
-        "attention.[kv]": ColwiseParallel(**kv, **given),
-        "attention.o": RowwiseParallel(heads=config.heads, **out),
-        "mlp.gate": ColwiseParallel(**given),
-        "mlp.up": ColwiseParallel(**given),
-        "mlp.down": RowwiseParallel(**out),
-    }
-    if sequence:
-        plan["norm[12]"] = norm_style(is_plain)
-    return {prefix + name: style for name, style in plan.items()}
-
-
-def norm_style(is_plain: bool) -> SequenceParallel:
-    return SequenceParallel(use_local_output=is_plain, local=is_plain or None)
-
-
-def model_plan(
-    config: Config,
-    tp: int,
-    *,
-    sequence: bool = False,
-    use_local: bool = True,
-    is_plain: bool = False,
-    logits: Any = None,
-) -> dict[str, Any]:
-    """The plan of a whole model; ``logits``: how they come out, whole and plain unless said otherwise."""
-    first = Shard(1) if sequence else Replicate()
-    plan: dict[str, Any] = {
-        "embed": RowwiseParallel(output_layouts=first, use_local_output=use_local),
-        **block_plan(
-            config, tp, sequence=sequence, use_local=use_local, is_plain=is_plain, prefix="layers.*."
-        ),
-        "head": ColwiseParallel(
-            input_layouts=first if is_plain else None,
-            output_layouts=Replicate() if logits is None else logits,
-            use_local_output=logits is None,
-        ),
-    }
-    if sequence:
-        plan["norm"] = norm_style(is_plain)
-    return plan
-
-
-# ---------------------------------------------------------------------------------------------------------------- training
-def mean_square(platform: Any, output: Any) -> Any:
-    """A loss that is not the same for all elements: a plain sum would hide gradients in the wrong places."""
-    return platform.mean(output * output)
-
-
-def cross_entropy(platform: Any, logits: Any, targets: Any) -> Any:
-    """Of logits ``(BATCH, length, vocabulary)``, whole; or DTensors whose classes are cut."""
-    if isinstance(logits, DTensor):
-        rows = logits.reshape((-1, logits.shape[-1]))
-        return vocab_parallel_cross_entropy(rows, platform.reshape(targets, (-1,)))
-    return platform.cross_entropy(
-        platform.reshape(logits, (-1, logits.shape[-1])), platform.reshape(targets, (-1,))
-    )
-
-
-def backward(platform: Any, loss: Any) -> None:
-    if isinstance(loss, DTensor):
-        loss.backward()
-    else:
-        platform.backward([loss])
-
-
-def local(parameter: Any) -> Any:
-    """The plain tensor that this rank holds of a parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def sgd_step(platform: Any, model: Any) -> None:
-    """``p = p - lr * grad``, and no gradients any more."""
-    for _, parameter in platform.named_parameters(model):
-        piece = local(parameter)
-        gradient = platform.get_grad(piece)
-        if gradient is not None:
-            platform.add_(piece, gradient, alpha=-LEARNING_RATE)
-            platform.set_grad(piece, None)
-
-
-def whole_gradients(platform: Any, model: Any) -> dict[str, Any]:
-    """Gradients by name, put together from all ranks."""
-    found = {}
-    for name, parameter in platform.named_parameters(model):
-        gradient = parameter.grad if isinstance(parameter, DTensor) else platform.get_grad(parameter)
-        found[name] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    return found
-
-
-def whole_parameters(platform: Any, model: Any) -> dict[str, Any]:
-    """Parameters by name, put together from all ranks."""
-    return {
-        name: platform.detach(p.full_tensor() if isinstance(p, DTensor) else p)
-        for name, p in platform.named_parameters(model)
-    }
-
-
-def check_steps(
-    world: World,
-    build: Callable[[], Any],
-    plan: Mapping[str, Any],
-    loss_of: Callable[[Any, int], Any],
-    *,
-    reference_loss_of: Callable[[Any, int], Any] | None = None,
-    steps: int = 3,
-) -> Any:
-    """Losses, every gradient, and the parameters after some steps are those of one process. Returns the parallel model.
-
-    ``loss_of(model, step)`` runs a model; ``reference_loss_of`` is the same for one process where that reads otherwise.
-    """
-    platform, limits = world.platform, tolerance(world)
-    reference, model = build(), parallelize_module(build(), make_mesh(world), plan)
-    for step in range(steps):
-        expected = (reference_loss_of or loss_of)(reference, step)
-        found = loss_of(model, step)
-        assert_parity(found, expected, **limits, name=f"loss of step {step}")
-        backward(platform, expected)
-        backward(platform, found)
-        assert_parity(
-            whole_gradients(platform, model),
-            whole_gradients(platform, reference),
-            **limits,
-            name=f"gradients of step {step}",
-        )
-        sgd_step(platform, reference)
-        sgd_step(platform, model)
-    assert_parity(
-        whole_parameters(platform, model),
-        whole_parameters(platform, reference),
-        **limits,
-        name="parameters after the steps",
-    )
-    return model

@@ -20,19 +20,9 @@ from hp_platform.testing import World, assert_parity, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, compile_block, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tp_models import (
-    Config,
-    activation,
-    block_of,
-    block_plan,
-    check_steps,
-    cross_entropy,
-    make_mesh,
-    model_of,
-    model_plan,
-    token_ids,
-    tolerance,
-)
+from tp_models import Config, activation, block_of, make_mesh, model_of, token_ids, tolerance
+from tp_plans import block_plan, model_plan
+from tp_training import check_steps, cross_entropy
 
 # dynamo looks at `.grad` of what is no leaf, which torch warns of, and makes a Function, which torch deprecates. Where there is a
 # GPU, torch's own inductor meets a deprecation of torch.jit.
