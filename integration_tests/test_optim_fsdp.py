@@ -246,6 +246,26 @@ def test_accumulated_scaled_and_exchanged_gradients_count_as_they_are(world: Wor
 
 
 @distributed(world_size=(2, 4), timeout=240)
+def test_shards_that_get_other_memory_and_parameters_that_are_frozen_count_as_they_are(world: World) -> None:
+    platform = world.platform
+    for replicas in (0, 2):
+        twins = Shadow(world, mesh_of(world, replicas))
+        weight = twins.model.second.layers[1].weight
+        for step in range(6):
+            if step == 3:
+                weight.requires_grad_(False)
+            if step == 5:
+                weight.requires_grad_(True)
+            twins.backward(step)
+            if step == 1:  # after the row was read, and before anybody has looked at the shards again
+                platform.set_data_(weight.to_local(), platform.clone(platform.detach(weight.to_local())) * 2)
+                platform.mul_(twins.wholes["second.layers.1.weight"], 2.0)
+            twins.update()
+            twins.check()
+        assert twins.optimizer.state[weight]["missed"] == 2
+
+
+@distributed(world_size=(2, 4), timeout=240)
 def test_main_grads_in_float32_of_bfloat16_shards_have_float32_state(world: World) -> None:
     if not world.platform.supports("bfloat16_compute", world.device):
         return
