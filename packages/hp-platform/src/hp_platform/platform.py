@@ -18,6 +18,7 @@ from hp_platform.protocols import (
     NNOps,
     RandomOps,
     ScoreOps,
+    StorageOps,
     TensorOps,
     UpdateOps,
 )
@@ -32,7 +33,7 @@ class PlatformType(str, enum.Enum):
     MINDSPORE = "mindspore"
 
 
-class Platform(TensorOps, NNOps, ScoreOps, AutogradOps, RandomOps, CommOps, UpdateOps, Protocol):
+class Platform(TensorOps, StorageOps, NNOps, ScoreOps, AutogradOps, RandomOps, CommOps, UpdateOps, Protocol):
     """All primitives of :mod:`hp_platform.protocols` on one object, and what it can say of itself."""
 
     platform_type: PlatformType

@@ -14,6 +14,7 @@ from hp_platform.torch._comm import TorchCommOps
 from hp_platform.torch._nn import TorchNNOps
 from hp_platform.torch._random import TorchRandomOps
 from hp_platform.torch._scores import TorchScoreOps
+from hp_platform.torch._storage import TorchStorageOps
 from hp_platform.torch._tensor import TorchTensorOps
 from hp_platform.torch._traced import TorchTracedOps
 from hp_platform.torch._updates import TorchUpdateOps
@@ -23,6 +24,7 @@ from hp_platform.torch.device import TorchDevice, all_devices
 
 class TorchPlatform(
     TorchTensorOps,
+    TorchStorageOps,
     TorchNNOps,
     TorchScoreOps,
     TorchAutogradOps,
