@@ -228,7 +228,8 @@ def test_what_one_rank_holds_alone_counts_as_its_work() -> None:
 def test_a_batch_holds_as_many_bytes_as_it_may_on_every_owner() -> None:
     tasks = [held_by(range(2), 2) for _ in range(10)]
     lane = Lane((0, 1), **LANE)
-    for cap, expected in ((1, [1] * 5), (32, [2, 2, 1]), (48, [3, 2]), (10**9, [5])):
+    # Of the first ones an eighth, a quarter, a half of it.
+    for cap, expected in ((1, [1] * 5), (64, [1, 1, 2, 1]), (128, [1, 2, 2]), (256, [2, 3]), (10**9, [5])):
         batches = batches_of(
             [(task, lane) for task in tasks], [], {}, 0, lambda task, _: task.box.volume, cap
         )

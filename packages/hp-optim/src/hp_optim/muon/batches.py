@@ -3,6 +3,10 @@
 [Note: order of the batches] Two ranks that share two groups must start the exchanges of both in the same order. What decides
 it is the order of the optimizer's parameters, which is the same on all ranks: groups follow each other as their first
 parameters do. What needs no exchange comes first, so that the first exchange runs below it.
+
+[Note: the first and the last batch] Nothing runs below the exchange that the first batch comes with, nor below the momentum that
+must have moved before, nor below the way back of the last batch. So the first ones are smaller, and the largest matrices come
+first, the smallest last.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from hp_optim.muon.owners import Task, assign
 from hp_optim.muon.routes import Cut, Route, route_of
 from hp_platform import ProcessGroup
 from hp_platform.protocols.tensor import DType
+
+FIRST = (8, 4, 2, 1)
+"""By how much the memory cap of the first batches is divided."""
 
 
 class Stack(NamedTuple):
@@ -87,7 +94,8 @@ def batches_of(
 ) -> list[Batch]:
     """The batches of the global rank ``rank``. ``idle``: tasks of single ranks that count as their work, and are not done here.
 
-    In a batch the matrices of one owner take no more than ``memory_cap``, each ``num_bytes`` of it, unless it is a single one.
+    In a batch the matrices of one owner take no more than ``memory_cap``, each ``num_bytes`` of it, unless it is a single one; in the
+    first ones less, see [Note: the first and the last batch].
     What one rank holds alone stays out of the exchanges, and of the batches of other ranks.
     """
     tasks = [task for task, _ in placed]
@@ -135,17 +143,20 @@ def _shape(task: Task) -> Hashable:
 def _parts(
     tasks: Sequence[Task], owners: Sequence[int], sizes: Mapping[int, int], limit: int
 ) -> list[list[int]]:
-    """The tasks of ``sizes`` (task -> bytes) in batches: of each owner as many as fit ``limit``, matrices of one shape side by side."""
+    """The tasks of ``sizes`` (task -> bytes) in batches: of each owner as many as fit ``limit``, matrices of one shape side by side.
+
+    See [Note: the first and the last batch].
+    """
     first: dict[Hashable, int] = {}
     for number in sizes:
         first.setdefault(_shape(tasks[number]), number)
     parts: list[list[int]] = []
     filled: dict[int, tuple[int, int]] = {}
     """Of each owner the part that it is in, and how many bytes it has there."""
-    for number in sorted(sizes, key=lambda number: (first[_shape(tasks[number])], number)):
+    for number in sorted(sizes, key=lambda number: (-sizes[number], first[_shape(tasks[number])], number)):
         owner = owners[number]
         at, taken = filled.get(owner, (0, 0))
-        if taken and taken + sizes[number] > limit:
+        if taken and taken + sizes[number] > limit // FIRST[min(at, len(FIRST) - 1)]:
             at, taken = at + 1, 0
         filled[owner] = (at, taken + sizes[number])
         while len(parts) <= at:
