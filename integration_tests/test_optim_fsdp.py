@@ -479,3 +479,51 @@ def test_after_several_steps_parameters_equal_those_of_one_process(world: World)
             np.testing.assert_allclose(
                 actual, platform.to_numpy(platform.detach(parameter)), rtol=0, atol=atol, err_msg=name
             )
+
+
+@distributed(world_size=(2, 4), timeout=240, backends=("torch", "cuda"))
+def test_tensor_parallel_layers_under_fully_shard_have_the_bits_of_whole_tensors(world: World) -> None:
+    import torch
+
+    from hp_tp import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(6)
+            self.up = torch.nn.Linear(6, 10)
+            self.down = torch.nn.Linear(10, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    shapes = [(1, world.size // 2, 2)] if world.size == 2 else [(1, 2, 2), (2, 1, 2)]
+    for shape in shapes:
+        mesh = init_device_mesh(world.device_type, shape, mesh_dim_names=("rep", "dp", "tp"))
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Layers(), Layers()).to(world.device, torch.float64)
+        for layers in model:
+            parallelize_module(layers, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            fully_shard(layers, mesh["rep", "dp"])
+        fully_shard(model, mesh["rep", "dp"])
+        settings = {"lr": 0.05, "weight_decay": 0.1, "fused": False}
+        wholes = {
+            n: torch.nn.Parameter(p.detach().full_tensor().clone()) for n, p in model.named_parameters()
+        }
+        optimizer, shadow = AdamW(model.named_parameters(), **settings), AdamW(wholes.values(), **settings)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + world.rank // 2)
+            model(
+                torch.randn(3, 6, generator=generator, dtype=torch.float64).to(world.device)
+            ).square().mean().backward()
+            for name, parameter in model.named_parameters():
+                wholes[name].grad = parameter.grad.full_tensor().clone()
+            optimizer.step()
+            shadow.step()
+            optimizer.zero_grad()
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter.detach().full_tensor(), wholes[name]), name
+                for key, value in shadow.state[wholes[name]].items():
+                    found = optimizer.state[parameter][key]
+                    assert torch.equal(found.full_tensor(), value), (name, key)
+                    assert (tuple(found.placements) == tuple(parameter.placements)) == (shape[0] == 1)
