@@ -144,6 +144,13 @@ def op_table(session: nox.Session) -> None:
     environments.run(session, environment, "-m", "op_table", "page")
 
 
+@nox.session(name="training-curves", default=False)
+def training_curves(session: nox.Session) -> None:
+    """Train with AdamW and with Muon, and draw both for the guide of the optimizers; about half an hour on two cores."""
+    environment = environments.ensure(session, "torch")
+    environments.run(session, environment, "-m", "training_curves", *session.posargs)
+
+
 @nox.session(default=False)
 def train(session: nox.Session) -> None:
     """Train a small language model on real text, sharded over 4 processes: options after `--`, see `-- --help`."""

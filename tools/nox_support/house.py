@@ -28,7 +28,13 @@ SPREAD = {"integration_tests": "load"}
 """How tests are dealt to the two pytest processes of a session: by file, so that pools of workers are shared, but for these."""
 
 # The tools that are tested in the environment of the tools; the emulated NPU is tested in that of npu.
-TESTED_TOOLS = ("tools/bench/tests", "tools/lint/tests", "tools/nox_support/tests", "tools/op_table/tests")
+TESTED_TOOLS = (
+    "tools/bench/tests",
+    "tools/lint/tests",
+    "tools/nox_support/tests",
+    "tools/op_table/tests",
+    "tools/training_curves/tests",
+)
 
 
 def module_name(package: str) -> str:
