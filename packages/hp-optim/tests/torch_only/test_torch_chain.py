@@ -14,18 +14,27 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 
-from hp_optim.chain.chained_optimizer import ChainedOptimizer
+from hp_optim import ChainedOptimizer, get_hyper_optimizer
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chain"))
 from chain_models import give_gradients, make_model, parameters, shard, snapshot
 
 TORCH = ["torch", "cuda"]
+KINDS = pytest.mark.parametrize("kind", ["torch", "ours"])
 
 
-def made(world: World, *, steps: int = 0, flatten: bool = False) -> ChainedOptimizer:
-    """torch's own SGD and AdamW over a sharded model."""
+def made(world: World, kind: str = "torch", *, steps: int = 0, flatten: bool = False) -> ChainedOptimizer:
+    """torch's own SGD and AdamW over a sharded model; or, of kind "ours", Muon and AdamW."""
     model = shard(world, make_model(world))
+    if kind == "ours":
+        chain = get_hyper_optimizer(
+            model, muon_kwargs={"lr": 0.125, "ns_dtype": "float64"}, adamw_kwargs={"lr": 0.25}
+        )
+        chain.flatten = flatten
+        for step in range(steps):
+            train(world, chain, step)
+        return chain
     named = parameters(world, model).values()
     optimizers = {
         "sgd": torch.optim.SGD([p for p in named if p.ndim < 2], 0.25, momentum=0.5, foreach=False),
@@ -49,6 +58,9 @@ def wholes(world: World, chain: ChainedOptimizer) -> dict[str, Any]:
 
 @distributed(world_size=1, backends=TORCH)
 def test_a_scheduler_drives_all_groups_of_a_chain(world: World) -> None:
+    ours = made(world, "ours")
+    LambdaLR(ours, lambda _: 0.5)
+    assert [group["lr"] for group in ours.param_groups] == [0.125, 0.0625]
     chain = made(world)
     assert isinstance(chain, torch.optim.Optimizer)
     scheduler = LambdaLR(chain, lambda step: 1 / (1 + step))
@@ -61,9 +73,10 @@ def test_a_scheduler_drives_all_groups_of_a_chain(world: World) -> None:
     assert per_group.get_last_lr() == [0.25, 0.0625]
 
 
+@KINDS
 @distributed(world_size=(1, 2), backends=TORCH)
-def test_grad_scaler_unscales_and_skips_a_whole_chain(world: World) -> None:
-    plain, scaled = made(world), made(world)
+def test_grad_scaler_unscales_and_skips_a_whole_chain(world: World, kind: str) -> None:
+    plain, scaled = made(world, kind), made(world, kind)
     scaler = torch.amp.GradScaler(world.device_type, init_scale=8.0, growth_interval=100)
     scaler.scale(torch.zeros((), device=world.device))  # a loss, from which it learns the device
     for step, bad in enumerate((False, True, False)):
@@ -104,12 +117,13 @@ def test_hooks_run_around_the_step_and_those_of_state_dicts_are_refused(world: W
             register(lambda *_: None)
 
 
+@KINDS
 @pytest.mark.parametrize("flatten", [False, True])
 @distributed(world_size=(2, 3), backends=TORCH)
 def test_torch_checkpoints_keep_a_chain_and_load_into_one_that_has_stepped(
-    world: World, flatten: bool, tmp_path: Path
+    world: World, kind: str, flatten: bool, tmp_path: Path
 ) -> None:
-    chain, other = made(world, steps=3, flatten=flatten), made(world, steps=1, flatten=flatten)
+    chain, other = (made(world, kind, steps=steps, flatten=flatten) for steps in (3, 1))
     before = snapshot(chain)
     dcp.save({"optimizer": chain}, checkpoint_id=tmp_path)
     assert snapshot(chain) == before
@@ -122,9 +136,10 @@ def test_torch_checkpoints_keep_a_chain_and_load_into_one_that_has_stepped(
         assert_parity(mine, dict(chain.state[parameter]), exact=True, name=name)
 
 
+@KINDS
 @distributed(world_size=(1, 2), backends=TORCH)
-def test_torch_state_dict_functions_take_the_optimizers_of_a_chain(world: World) -> None:
-    chain, other = made(world, steps=2), made(world)
+def test_torch_state_dict_functions_take_the_optimizers_of_a_chain(world: World, kind: str) -> None:
+    chain, other = made(world, kind, steps=2), made(world, kind)
     state = get_optimizer_state_dict(chain.model, list(chain))
     assert set(state["state"]) == set(parameters(world, chain.model))
     set_optimizer_state_dict(other.model, list(other), state)
