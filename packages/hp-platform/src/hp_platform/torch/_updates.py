@@ -42,22 +42,27 @@ class TorchUpdateOps:
         before = version_before(params)
         with torch.no_grad():
             if params[0].is_cuda if fused is None else fused:
-                count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
-                torch._fused_adamw_(
-                    params,
-                    grads,
-                    exp_avgs,
-                    exp_avg_sqs,
-                    max_exp_avg_sqs,
-                    [count] * len(params),
-                    lr=lr,
-                    beta1=beta1,
-                    beta2=beta2,
-                    weight_decay=weight_decay,
-                    eps=eps,
-                    amsgrad=len(max_exp_avg_sqs) > 0,
-                    maximize=maximize,
-                )
+                # The kernel of cuda refuses lists whose strides differ, as those of tensors without elements may.
+                some = [at for at, p in enumerate(params) if p.numel()]
+                lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+                p, g, m, v, tops = ([xs[at] for at in some] if xs else [] for xs in lists)
+                if some:
+                    count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
+                    torch._fused_adamw_(
+                        p,
+                        [_laid_out_as(x, param) for x, param in zip(g, p, strict=True)],
+                        m,
+                        v,
+                        tops,
+                        [count] * len(p),
+                        lr=lr,
+                        beta1=beta1,
+                        beta2=beta2,
+                        weight_decay=weight_decay,
+                        eps=eps,
+                        amsgrad=len(tops) > 0,
+                        maximize=maximize,
+                    )
             else:
                 # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a
                 # learning rate stays one, and is read at the end only.
@@ -130,6 +135,11 @@ class TorchUpdateOps:
     def view_base(self, x: torch.Tensor) -> torch.Tensor | None:
         """The base of a view."""
         return x._base
+
+
+def _laid_out_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``x`` with the strides of ``like``; itself if it has them."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def _scale(xs: Tensors, factor: Any) -> None:
