@@ -247,7 +247,7 @@ def test_batches_hold_equal_shapes_below_the_cap() -> None:
     assert batches([(0, 4)] * 3, 4, 2, 1) == [[0], [1], [2]]
     assert batches([], 4, 2) == []
     with pytest.raises(
-        ValueError, match="memory_cap is 0; expected bytes, at least 1, as the usual 536870912"
+        ValueError, match="memory_cap is 0; expected bytes, at least 1, as the usual 1073741824"
     ):
         batches(shapes, 4, 2, 0)
 

@@ -24,7 +24,7 @@ from hp_platform.platform import Platform, get_platform
 
 EPSILON: Final = 1e-7
 """Added to the norm, so that a matrix of zeros stays one."""
-MEMORY_CAP: Final = 2**29
+MEMORY_CAP: Final = 2**30
 """Bytes of working memory of a batch, where the caller names no other bound."""
 
 
@@ -143,7 +143,7 @@ def orthogonalize(
 ) -> list[Any]:
     """:func:`newton_schulz` of matrices ``(m, n)`` of any shapes on one device; those of one shape together, below the cap.
 
-    ``memory_cap`` bounds the bytes of working memory of a batch beside the results (default 512 MiB); results do not depend on it
+    ``memory_cap`` bounds the bytes of working memory of a batch beside the results (default 1 GiB); results do not depend on it
     but for [Note: batches and bits]. Returns tensors ``(m, n)`` in the order given, those of a batch views of one tensor.
     """
     found: dict[int, Any] = {}
