@@ -37,6 +37,8 @@ class ProcessState:
     """The checkpoint that a thread writes in the background, or wrote last (a ``concurrent.futures.Future``). The next save waits for it."""
     sharded_roots: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """What the outermost sharded modules keep of their steps: asked by those who wait for all gradients of the process."""
+    swap_manager: Any = None
+    """Moves saved tensors to the host's memory and back (:class:`hp_recompute.SwapManager`)."""
     num_meetings: dict[tuple[int, ...], int] = field(default_factory=dict)
     """How often just these ranks have told each other a text (:func:`hp_platform.meeting.told`): also in groups and worlds that were
     ended since, whose texts may still be in the store."""

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from hp_recompute.checkpointing.policies import CheckpointPolicy as CheckpointPolicy
     from hp_recompute.checkpointing.wrappers import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute.checkpointing.wrappers import checkpoint_wrapper as checkpoint_wrapper
+    from hp_recompute.swapping.calls import swap as swap
+    from hp_recompute.swapping.manager import SwapManager as SwapManager
 
 _WHERE = {
     "CheckpointError": "checkpointing.errors",
     "CheckpointPolicy": "checkpointing.policies",
+    "SwapManager": "swapping.manager",
     "checkpoint": "checkpointing.calls",
     "checkpoint_exclude_wrapper": "checkpointing.wrappers",
     "checkpoint_wrapper": "checkpointing.wrappers",
+    "swap": "swapping.calls",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

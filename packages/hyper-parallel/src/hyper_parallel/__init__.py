@@ -97,9 +97,11 @@ if TYPE_CHECKING:
     from hp_platform import split_group as split_group
     from hp_recompute import CheckpointError as CheckpointError
     from hp_recompute import CheckpointPolicy as CheckpointPolicy
+    from hp_recompute import SwapManager as SwapManager
     from hp_recompute import checkpoint as checkpoint
     from hp_recompute import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute import checkpoint_wrapper as checkpoint_wrapper
+    from hp_recompute import swap as swap
     from hp_tp import ColwiseParallel as ColwiseParallel
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
@@ -178,6 +180,8 @@ _WHERE = {
     "checkpoint": "hp_recompute",
     "checkpoint_exclude_wrapper": "hp_recompute",
     "checkpoint_wrapper": "hp_recompute",
+    "swap": "hp_recompute",
+    "SwapManager": "hp_recompute",
     "clip_grad_norm_": "hp_optim",
     "compile_block": "hp_tp",
     "custom_shard": "hp_dtensor",

@@ -12,7 +12,6 @@ from mindspore.utils import dlpack
 from hp_platform.mindspore import _private
 from hp_platform.protocols.storage import StoragePlace
 
-
 _PLAIN = (mindspore.Tensor, mindspore.Parameter)
 
 

@@ -1,7 +1,7 @@
 """What a framework must offer: nine small Protocols of primitives, one file each.
 
-Read them in this order: :mod:`tensor`, :mod:`storage`, :mod:`nn`, :mod:`scores`, :mod:`autograd`, :mod:`random`, :mod:`updates` and :mod:`comm` are mixed
-into the one object that :func:`hp_platform.get_platform` returns; :mod:`device` describes the handle that ``platform.device(name)``
+Read them in this order: :mod:`tensor`, :mod:`storage`, :mod:`nn`, :mod:`scores`, :mod:`autograd`, :mod:`random`, :mod:`updates` and :mod:`comm` are
+mixed into the one object that :func:`hp_platform.get_platform` returns; :mod:`device` describes the handle that ``platform.device(name)``
 returns. A primitive does one thing that both frameworks have; algorithms (mean by sum and division, recording, adjoints,
 time-outs) stand once, above, in :mod:`hp_platform.collectives` and its neighbours.
 """

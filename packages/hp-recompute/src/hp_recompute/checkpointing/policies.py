@@ -24,6 +24,7 @@ class CheckpointPolicy(IntEnum):
     PREFER_SAVE = 1
     MUST_RECOMPUTE = 2
     PREFER_RECOMPUTE = 3
+    MUST_SWAP = 4
 
 
 @dataclass(frozen=True)

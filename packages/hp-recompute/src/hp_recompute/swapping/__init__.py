@@ -1,0 +1,6 @@
+"""Activation swap: what backward needs of a function waits in the host's memory.
+
+Read :mod:`storage` first (one memory on its way), then :mod:`parcels` (what is copied at once), :mod:`group` (what one call saves),
+:mod:`order` (what is fetched ahead), :mod:`manager` (when), and :mod:`calls` and :mod:`wrappers` (what users call). :mod:`copies` is how
+copies are made; :mod:`late_copies` makes them as late as it may, for tests on a device without a memory of its own.
+"""

@@ -1,0 +1,99 @@
+"""``swap(function, *args)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hp_platform import _process
+from hp_platform.platform import get_platform
+from hp_platform.protocols.tensor import Tensor
+from hp_recompute.checkpointing.policies import CheckpointPolicy
+from hp_recompute.checkpointing.region import name_of
+from hp_recompute.swapping.manager import default_manager
+from hp_recompute.swapping.storage import SavedTensor
+
+SwapPolicy = Callable[[Tensor], CheckpointPolicy]
+
+
+@dataclass(frozen=True)
+class SwapOptions:
+    """How a call swaps; see :func:`swap`."""
+
+    policy: SwapPolicy | None = None
+    group_swap: bool = False
+
+    def is_swapped(self, x: Tensor) -> bool:
+        """RuntimeError for an answer that is none."""
+        if self.policy is None:
+            return True
+        answer = self.policy(x)
+        if answer is CheckpointPolicy.MUST_SWAP or answer is CheckpointPolicy.MUST_SAVE:
+            return answer is CheckpointPolicy.MUST_SWAP
+        raise RuntimeError(
+            f"policy_fn of swap answered {answer!r} for a tensor of shape {tuple(x.shape)}: give CheckpointPolicy.MUST_SWAP (to the "
+            "host) or CheckpointPolicy.MUST_SAVE (stays); what is to be computed again is checkpoint's"
+        )
+
+
+def swap(
+    function: Callable[..., Any],
+    *args: Any,
+    policy_fn: SwapPolicy | None = None,
+    group_swap: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """``function(*args, **kwargs)``, of which what backward needs waits in the host's memory.
+
+    Values and gradients are those of the plain call, to the bit: nothing is computed again. What autograd saves in the function is
+    copied to page-locked memory of the host while the next swapped function runs, and comes back while backward is at the one behind
+    it: see [Note: two groups on the device] in :mod:`hp_recompute.swapping.manager`. The last one that runs stays where it is.
+
+    Args:
+        function: any callable.
+        args, kwargs: its arguments.
+        policy_fn: asked for every tensor that is saved and may be swapped: ``CheckpointPolicy.MUST_SWAP``, or ``MUST_SAVE`` to let it
+            stay. None: all are swapped. Never swapped: parameters and views of them, tensors on the host, without elements, or with
+            memory that somebody else holds beyond the function (its outputs).
+        group_swap: copy small tensors packed together, in buckets of at most 32 MiB.
+
+    On a device without a memory of its own (cpu), without recording, and inside of a checkpointed function, whose insides are not kept
+    at all, it is the plain call. Communication: none.
+
+    Raises RuntimeError for another answer of ``policy_fn``, and in backward if a saved tensor was changed in place; ValueError for what
+    is not callable and for wrong options.
+    """
+    if not callable(function):
+        raise ValueError(
+            f"swap takes a callable and its arguments, got {type(function).__name__}: swap(block, x), not swap(block(x))"
+        )
+    return swapped(function, args, kwargs, checked_options(policy_fn, group_swap))
+
+
+def checked_options(policy_fn: SwapPolicy | None, group_swap: bool) -> SwapOptions:
+    """ValueError for what :func:`swap` refuses."""
+    if policy_fn is not None and not callable(policy_fn):
+        raise ValueError(
+            f"policy_fn of swap is a function of a tensor that answers CheckpointPolicy.MUST_SWAP or MUST_SAVE, got {policy_fn!r}"
+        )
+    if not isinstance(group_swap, bool):
+        raise ValueError(f"group_swap is True or False, got {group_swap!r}")
+    return SwapOptions(policy_fn, group_swap)
+
+
+def swapped(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: SwapOptions
+) -> Any:
+    """The call with options that were checked."""
+    platform, manager = get_platform(), default_manager()
+    if manager.swaps_nothing or not platform.is_grad_enabled() or _process.checkpoint_runs.get():
+        return function(*args, **kwargs)
+    group = manager.begin(name_of(function), fused=options.group_swap)
+    out = None
+    try:
+        with platform.saved_tensors_hooks(lambda x: group.save(x, options.is_swapped), SavedTensor.get):
+            out = function(*args, **kwargs)
+    finally:
+        manager.end(group, out)
+    return out

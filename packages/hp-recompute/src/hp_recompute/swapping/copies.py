@@ -1,0 +1,83 @@
+"""Copies between a device and the host, beside the computation.
+
+[Note: memory and the copy stream] Memory of the device is allocated and freed by the computation's stream. A copy to the host reads what
+is held until the computation has been told to wait for the copy; a copy to the device writes to memory that is held until the same
+(by the copies themselves). So the allocator is never asked to guess, and the host never waits. Memory of the host is only touched by copies,
+all of one stream: it may be given to the next one as soon as nobody wants what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+
+
+class Copies(Protocol):
+    """How one device exchanges bytes with the host."""
+
+    def empty_on_host(self, nbytes: int) -> Tensor:
+        """``(nbytes,)`` uint8."""
+        ...
+
+    def empty_on_device(self, nbytes: int) -> Tensor:
+        """``(nbytes,)`` uint8."""
+        ...
+
+    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """Copy for each pair ``(target, source)``, behind what the computation has been given so far; an event behind all of them.
+
+        Who asks holds the sources until it has waited.
+        """
+        ...
+
+    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """Likewise. The targets are held until the event, whoever drops them."""
+        ...
+
+    def wait(self, event: Any) -> None:
+        """Later work of the computation comes after the event."""
+        ...
+
+
+class StreamCopies:
+    """On a stream of the device."""
+
+    def __init__(self, platform: Platform, device: str) -> None:
+        self.platform, self.name = platform, device
+        self.device = platform.device(device)
+        self.stream = self.device.new_stream()
+        self._uint8 = platform.dtype("uint8")
+        self._held: list[tuple[Any, list[Tensor]]] = []
+
+    def empty_on_host(self, nbytes: int) -> Tensor:
+        """Page-locked."""
+        return self.device.empty_pinned((nbytes,), self._uint8)
+
+    def empty_on_device(self, nbytes: int) -> Tensor:
+        """Of the current stream."""
+        return self.platform.empty((nbytes,), self._uint8, self.name)
+
+    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """On the stream of copies."""
+        return self._start(pairs)
+
+    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        """On the stream of copies."""
+        event = self._start(pairs)
+        self._held.append((event, [target for target, _ in pairs]))
+        return event
+
+    def wait(self, event: Any) -> None:
+        """On the current stream."""
+        self.device.current_stream().wait_event(event)
+        self._held = [each for each in self._held if each[0] is not event and not each[0].query()]
+
+    def _start(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+        self.stream.wait_stream(self.device.current_stream())
+        with self.device.use_stream(self.stream):
+            for target, source in pairs:
+                self.platform.copy_(target, source, non_blocking=True)
+            return self.stream.record_event()

@@ -1,0 +1,155 @@
+"""When groups travel.
+
+[Note: two groups on the device] When a group begins, those that ended before it start for the host, and when it ends, the computation
+waits for their copies, and what they have left is free. So beside the one that runs, one other is on the device, and the last one,
+which backward wants first, never leaves. In backward, the first thing that is wanted of a group brings the group, and lets
+the one start that will be wanted next ([Note: learnt order] in :mod:`hp_recompute.swapping.order`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hp_platform import _process
+from hp_platform.platform import Platform, get_platform
+from hp_recompute.swapping.copies import Copies, StreamCopies
+from hp_recompute.swapping.group import Group
+from hp_recompute.swapping.order import Order
+from hp_recompute.swapping.pinned import HostPool
+
+
+class SwapManager:
+    """Moves what calls of :func:`hp_recompute.swap` save to the host and back. A process has one by itself; more may be made."""
+
+    def __init__(self, *, copies: Callable[[Platform, str], Copies] | None = None) -> None:
+        """``copies``: how a device is copied from and to; None: on a stream, where the device has those, and not at all elsewhere."""
+        self.platform = get_platform()
+        self._make_copies = copies
+        self._copies: dict[str, Copies | None] = {}
+        self._pools: dict[str, HostPool] = {}
+        self._order = Order()
+        self._live: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self._open: list[Group] = []
+        """That are under way, innermost last."""
+        self._ended: list[Group] = []
+        """That have not started for the host."""
+        self._leaving: list[Group] = []
+        self._last_wanted: Callable[[], Group | None] = _nobody
+        self._to_release: list[weakref.ref[Group]] = []
+
+    # --- devices
+    def copies_of(self, device: str) -> Copies | None:
+        """None for a device without a memory of its own."""
+        if device not in self._copies:
+            if self._make_copies is not None:
+                self._copies[device] = self._make_copies(self.platform, device)
+            else:
+                has_own_memory = self.platform.supports("streams", device)
+                self._copies[device] = StreamCopies(self.platform, device) if has_own_memory else None
+        return self._copies[device]
+
+    def pool_of(self, device: str) -> HostPool:
+        """The host's memory for copies of a device."""
+        if device not in self._pools:
+            copies = self.copies_of(device)
+            if copies is None:
+                raise AssertionError(f"nothing is copied from {device}")
+            exact = not self.platform.supports("write_into_view", device)
+            self._pools[device] = HostPool(copies.empty_on_host, exact=exact)
+        return self._pools[device]
+
+    @property
+    def host_nbytes(self) -> int:
+        """Bytes of the host's memory that are taken: in use, or kept for the next step."""
+        return sum(pool.nbytes for pool in self._pools.values())
+
+    def free_host_memory(self) -> None:
+        """Give back what is kept for the next step."""
+        for pool in self._pools.values():
+            pool.clear()
+
+    @property
+    def swaps_nothing(self) -> bool:
+        """Whether no device of this process has a memory of its own."""
+        return self._make_copies is None and self.platform.device_types() == ("cpu",)
+
+    # --- forward
+    def begin(self, name: str, *, fused: bool) -> Group:
+        """A group that a function saves to from now on."""
+        self._ended = [group for group in self._ended if group.is_alive]
+        if not self._open and not any(group.is_alive for group in self._live.values()):
+            self._order.new_step()
+        for group in self._ended:
+            group.launch_offload()
+            self._leaving.append(group)
+        self._ended.clear()
+        group = Group(self, name, self._order.begun(), fused=fused)
+        self._live[group.ordinal] = group
+        self._open.append(group)
+        return group
+
+    def end(self, group: Group, outputs: Any) -> None:
+        """The function has returned ``outputs``, or (None) failed."""
+        self._open = [each for each in self._open if each is not group]
+        group.protect(outputs)
+        leaving = [each for each in self._leaving if each.ordinal < group.ordinal]
+        self._leaving = [each for each in self._leaving if each.ordinal >= group.ordinal]
+        for each in leaving:
+            each.wait_offload()
+        self._ended.append(group)
+
+    # --- backward
+    def wanted(self, group: Group) -> None:
+        """Backward wants something of ``group``."""
+        if self._last_wanted() is group:
+            return
+        self._last_wanted = weakref.ref(group)
+        self._ended = [each for each in self._ended if each is not group]
+        self._order.wanted(group.ordinal)
+        if not group.is_wanted and self.platform.is_in_backward():
+            group.is_wanted = True
+            self._to_release.append(weakref.ref(group))
+            self.platform.queue_backward_callback(self._end_of_backward)
+        group.launch_load()
+        there = {
+            number
+            for number, each in list(self._live.items())
+            if each is not group and not each.is_wanted and each.is_on_host
+        }
+        after = self._order.next_after(group.ordinal, there)
+        following = self._live.get(after) if after is not None else None
+        if following is not None:
+            following.launch_load()
+
+    def _end_of_backward(self) -> None:
+        self._last_wanted = _nobody
+        groups, self._to_release = self._to_release, []
+        for group in (ref() for ref in groups):
+            if group is not None:
+                group.is_wanted = False
+                group.release()
+
+
+def _nobody() -> None:
+    """No group was wanted."""
+
+
+def default_manager() -> SwapManager:
+    """The one of the process."""
+    if _process.state.swap_manager is None:
+        _process.state.swap_manager = SwapManager()
+    manager: SwapManager = _process.state.swap_manager
+    return manager
+
+
+@contextmanager
+def use_manager(manager: SwapManager) -> Iterator[SwapManager]:
+    """Inside, ``manager`` is the one of the process."""
+    before, _process.state.swap_manager = _process.state.swap_manager, manager
+    try:
+        yield manager
+    finally:
+        _process.state.swap_manager = before
