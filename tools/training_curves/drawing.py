@@ -94,7 +94,7 @@ def _reached(winners: dict[str, Curve], scale: _Scale) -> list[str]:
 def _legend(curves: Sequence[Curve], in_front: set[Curve]) -> list[str]:
     """Names and scores, the best run first, in the empty corner above the curves."""
     x, y = RIGHT - 270, TOP + 30
-    lines = [_text(x + 32, y - 6, "optimizer, peak rate: held-out text, bits per byte", "start")]
+    lines = [_text(x + 32, y - 6, "peak rate: held-out bits per byte", "start")]
     for place, curve in enumerate(sorted(curves, key=lambda each: each.validation)):
         is_best = curve in in_front
         width, opacity = STROKES[is_best]
