@@ -228,12 +228,21 @@ def test_what_one_rank_holds_alone_counts_as_its_work() -> None:
 def test_a_batch_holds_as_many_bytes_as_it_may_on_every_owner() -> None:
     tasks = [held_by(range(2), 2) for _ in range(10)]
     lane = Lane((0, 1), **LANE)
-    # Of the first ones an eighth, a quarter, a half of it.
-    for cap, expected in ((1, [1] * 5), (64, [1, 1, 2, 1]), (128, [1, 2, 2]), (256, [2, 3]), (10**9, [5])):
+    # A quarter in the first one, a half in the last one.
+    for cap, expected in ((1, [1] * 5), (32, [1, 2, 1, 1]), (64, [1, 2, 2]), (128, [2, 3]), (10**9, [5])):
         batches = batches_of(
             [(task, lane) for task in tasks], [], {}, 0, lambda task, _: task.box.volume, cap
         )
         assert [sum(len(stack.tasks) for stack in batch.stacks) for batch in batches] == expected
+
+
+def test_the_smallest_matrices_stand_in_the_middle() -> None:
+    tasks = [held_by(range(2), side) for side in (1, 4, 2, 5, 3, 1, 1)]
+    lane = Lane((0, 1), **LANE)
+    batches = batches_of(
+        [(task, lane) for task in tasks for _ in range(2)], [], {}, 0, lambda task, _: task.box.volume, 16
+    )
+    assert [max(task.rows for task in batch.tasks) for batch in batches] == [10, 6, 2, 4, 8]
 
 
 def test_a_plain_parameter_is_nobody_elses() -> None:

@@ -5,8 +5,9 @@ it is the order of the optimizer's parameters, which is the same on all ranks: g
 parameters do. What needs no exchange comes first, so that the first exchange runs below it.
 
 [Note: the first and the last batch] Nothing runs below the exchange that the first batch comes with, nor below the momentum that
-must have moved before, nor below the way back of the last batch. So the first ones are smaller, and the largest matrices come
-first, the smallest last.
+must have moved before, nor below the way back of the last batch: these two are smaller. And a batch of small matrices is of many
+parameters, which take the host longer than their products take the device. So the smallest stand in the middle, when the host
+has run ahead, and the largest at both ends.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from hp_optim.muon.routes import Cut, Route, route_of
 from hp_platform import ProcessGroup
 from hp_platform.protocols.tensor import DType
 
-FIRST = (8, 4, 2, 1)
-"""By how much the memory cap of the first batches is divided."""
+ENDS = (4, 2)
+"""By how much the memory cap is divided for the first batch, and for the last one."""
 
 
 class Stack(NamedTuple):
@@ -95,7 +96,7 @@ def batches_of(
     """The batches of the global rank ``rank``. ``idle``: tasks of single ranks that count as their work, and are not done here.
 
     In a batch the matrices of one owner take no more than ``memory_cap``, each ``num_bytes`` of it, unless it is a single one; in the
-    first ones less, see [Note: the first and the last batch].
+    first and the last one less, see [Note: the first and the last batch].
     What one rank holds alone stays out of the exchanges, and of the batches of other ranks.
     """
     tasks = [task for task, _ in placed]
@@ -156,13 +157,14 @@ def _parts(
     for number in sorted(sizes, key=lambda number: (-sizes[number], first[_shape(tasks[number])], number)):
         owner = owners[number]
         at, taken = filled.get(owner, (0, 0))
-        if taken and taken + sizes[number] > limit // FIRST[min(at, len(FIRST) - 1)]:
+        if taken and taken + sizes[number] > limit // (ENDS[at] if at < len(ENDS) else 1):
             at, taken = at + 1, 0
         filled[owner] = (at, taken + sizes[number])
         while len(parts) <= at:
             parts.append([])
         parts[at].append(number)
-    return parts
+    # From the largest to the smallest so far: every second one to the front, the others to the back.
+    return [*parts[0::2], *reversed(parts[1::2])]
 
 
 def _batch(

@@ -20,7 +20,7 @@ from hp_platform.protocols.tensor import Tensor
 
 
 class Coming:
-    """Matrices on their way to this rank."""
+    """Matrices on their way to this rank. It holds the memory of what is sent and comes."""
 
     def __init__(self, platform: Platform, batch: Batch, row: Tensor) -> None:
         """Starts the exchange. ``row (n,)``: the elements of ``batch.packed_cuts`` in the dtype that travels, on the device."""
@@ -33,7 +33,7 @@ class Coming:
         )
 
     def wait(self) -> list[Tensor]:
-        """Every stack, whole. To be called once: what has come is not held any longer."""
+        """Every stack, whole."""
         platform, route = self._platform, self._batch.route
         pieces: list[tuple[Place, Tensor]] = []
         if self._work is not None:
@@ -41,12 +41,11 @@ class Coming:
             pieces.extend(zip(route.arriving, arrived, strict=True))
         places = [place for _, place in route.kept]
         kept = cut_row(platform, self._kept, [place.box.size for place in places])
-        self._work = self._kept = None
         return stacked(platform, self._batch, [*pieces, *zip(places, kept, strict=True)])
 
 
 class GoingBack:
-    """Results on their way to the ranks that hold the parameters."""
+    """Results on their way to the ranks that hold the parameters. It holds the memory of what is sent and comes."""
 
     def __init__(self, platform: Platform, batch: Batch, results: Sequence[Tensor]) -> None:
         """Starts the exchange. ``results``: one tensor per stack."""
@@ -57,17 +56,16 @@ class GoingBack:
         self._kept = [
             platform.contiguous(part_of(platform, found[place.task], place.box)) for _, place in route.kept
         ]
-        self._work = None
+        self._work = self._row = None
         if batch.group is not None:
             parts = [part_of(platform, found[place.task], place.box) for place in route.returned]
-            row = in_a_row(platform, parts, batch.lane.computed, batch.lane.device)
-            self._work = exchange(row, batch.group, route.to_holders, route.from_owners)
+            self._row = in_a_row(platform, parts, batch.lane.computed, batch.lane.device)
+            self._work = exchange(self._row, batch.group, route.to_holders, route.from_owners)
 
     def wait(self) -> list[Tensor]:
-        """The results in the order of ``batch.applied_cuts``, in the dtype of the iteration, where the parameters lie. Once, too."""
+        """The results in the order of ``batch.applied_cuts``, in the dtype of the iteration, where the parameters lie."""
         platform, batch, lane = self._platform, self._batch, self._batch.lane
         found = [] if self._work is None else [self._work.wait()]
-        self._work = None
         sizes = [cut.box.size for cut in batch.route.received]
         if lane.storage != lane.device:
             found.append(in_a_row(platform, self._kept, lane.computed, lane.device))

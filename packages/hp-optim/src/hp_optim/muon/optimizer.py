@@ -187,7 +187,8 @@ class MuonSteps(OptimizerSteps):
             self._plans = Plans(self.platform, self.defaults["memory_cap"])
         if seen != self._seen:
             self._known, self._seen = self._describe(), seen
-        run(self.platform, self._plans.batches(self._known, present), Step(self.platform, updated))
+        batches = self._plans.batches(self._known, present)
+        run(self.platform, batches, Step(self.platform, updated), self._plans.streams)
 
     def _gathered(self) -> tuple[list[Updated], list[int], list[Any]]:
         """What is updated; which of all parameters these are; and of each parameter what plans depend on."""

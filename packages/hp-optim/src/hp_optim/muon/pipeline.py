@@ -1,23 +1,30 @@
-"""Batches one after the other, such that the exchanges of the next and of the last one run below the iteration of the present one.
+"""Batches one after the other, such that everything but the iterations of the present one runs below them.
 
 [Note: what runs when] For every batch: its matrices come, are orthogonalised, go back, and are applied. While batch k is
-orthogonalised, batch k + 1 is coming and the results of batch k - 1 are going back::
+orthogonalised, the momentum of batch k + 1 moves and its matrices come, and the results of batch k - 1 go back and are applied::
 
-    iteration            |  0  |  1  |  2  |  3  |
-    exchange    come 0, 1, back 0, come 2, back 1, come 3, back 2, ...  back 3
+    iteration            |     0      |     1      |     2      |     3      |
+    exchange    come 0, come 1, back 0, come 2, back 1, come 3, back 2, ...   back 3
+    memory      pack 0, pack 1,       apply 0, pack 3, ...                    apply 3
 
-So besides the parameters and their state there are at most two batches of matrices and two of results at a time. On devices
-with streams the host only starts things: whoever needs what an exchange brings waits on the device.
+The iterations have a stream of their own, of high priority: momentum and updates, which wait for memory, and the exchanges fill
+what the products leave free. The host only starts things: whoever needs something waits for it on the device.
+
+[Note: memory of two streams] A block of memory goes back to the stream that it was taken on, and is free for what that stream does
+next. So what one stream has made for the other is held until the maker has waited for the reader: matrices that have come
+until their batch is iterated, results until they are applied. Besides parameters and state there are at most three batches of
+matrices and three of results at a time, whatever the host starts ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from hp_optim.muon.batches import Batch, Stack
 from hp_optim.muon.exchange import Coming, GoingBack
 from hp_platform.platform import Platform
+from hp_platform.protocols.device import Stream
 from hp_platform.protocols.tensor import Tensor
 
 
@@ -37,28 +44,71 @@ class Steps(Protocol):
         ...
 
 
-def run(platform: Platform, batches: Sequence[Batch], steps: Steps) -> None:
+class Streams:
+    """The stream of the iterations for each device, kept for the life of an optimizer: memory belongs to streams."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._found: dict[str, Stream] = {}
+
+    def of(self, device: str) -> Stream:
+        """For a device."""
+        if device not in self._found:
+            self._found[device] = self._platform.device(device).new_stream(high_priority=True)
+        return self._found[device]
+
+
+def run(platform: Platform, batches: Sequence[Batch], steps: Steps, streams: Streams) -> None:
     """All batches. Communication: two all-to-all per batch with a group."""
-    if not batches:
-        return
-    finish: Callable[[], None] | None = None
-    coming = Coming(platform, batches[0], steps.packed(batches[0]))
-    for number, batch in enumerate(batches):
-        following = None
-        if number + 1 < len(batches):
-            following = Coming(platform, batches[number + 1], steps.packed(batches[number + 1]))
-        results = [
-            steps.orthogonalised(stack, x) for stack, x in zip(batch.stacks, coming.wait(), strict=True)
-        ]
-        back = GoingBack(platform, batch, results)
-        if finish is not None:
-            finish()
-        finish = _finish(steps, batch, back)
-        if following is not None:
-            coming = following
-    assert finish is not None
-    finish()
+    turns: list[Turn] = []
+    for number in range(len(batches) + 1):
+        if number < len(batches):
+            turns.append(Turn(platform, batches[number], steps, streams))
+        if number >= 3:
+            turns[number - 3].release()
+        if number >= 1:
+            turns[number - 1].iterate()
+        if number >= 2:
+            turns[number - 2].finish()
+    if turns:
+        turns[-1].finish()
+    for turn in turns[-2:]:
+        turn.release()
 
 
-def _finish(steps: Steps, batch: Batch, back: GoingBack) -> Callable[[], None]:
-    return lambda: steps.apply(batch, back.wait())
+class Turn:
+    """A batch on its way; to be asked for in this order. The current stream is the one that all else runs on."""
+
+    def __init__(self, platform: Platform, batch: Batch, steps: Steps, streams: Streams) -> None:
+        """Momentum moves, and the matrices come."""
+        self._platform, self._batch, self._steps = platform, batch, steps
+        self._device = platform.device(batch.lane.device)
+        self._stream = streams.of(batch.lane.device)
+        self._coming: Coming | None = Coming(platform, batch, steps.packed(batch))
+        self._back: GoingBack | None = None
+        self._event = self._device.current_stream().record_event()
+
+    def iterate(self) -> None:
+        """They are orthogonalised, and the results go back."""
+        assert self._coming is not None
+        with self._device.use_stream(self._stream):
+            self._stream.wait_event(self._event)
+            matrices = self._coming.wait()
+            stacks = zip(self._batch.stacks, matrices, strict=True)
+            results = [self._steps.orthogonalised(stack, x) for stack, x in stacks]
+            self._back = GoingBack(self._platform, self._batch, results)
+            self._event = self._stream.record_event()
+
+    def finish(self) -> None:
+        """The parameters move."""
+        assert self._back is not None
+        current = self._device.current_stream()
+        current.wait_event(self._event)
+        self._coming = None
+        self._steps.apply(self._batch, self._back.wait())
+        self._event = current.record_event()
+
+    def release(self) -> None:
+        """The results are held no longer."""
+        self._stream.wait_event(self._event)
+        self._back = None
