@@ -527,3 +527,37 @@ def test_tensor_parallel_layers_under_fully_shard_have_the_bits_of_whole_tensors
                     found = optimizer.state[parameter][key]
                     assert torch.equal(found.full_tensor(), value), (name, key)
                     assert (tuple(found.placements) == tuple(parameter.placements)) == (shape[0] == 1)
+
+
+@distributed(world_size=2, timeout=240, backends=("torch", "cuda"))
+def test_torchs_own_state_dict_functions_and_grad_scaler_take_it(world: World) -> None:
+    import torch
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as read
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as write
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)).to(world.device)
+        fully_shard(model, init_device_mesh(world.device_type, (2,)))
+        return model, AdamW(model.parameters(), lr=0.1)
+
+    (model, optimizer), (other_model, other) = made(), made()
+    x = torch.full((2, 4), 1.0 + world.rank, device=world.device)
+    scaler = torch.amp.GradScaler(world.device, init_scale=8.0)
+    for _ in range(2):
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert optimizer.param_groups[0]["step"] == 2
+    saved = read(model, optimizer)
+    assert set(saved["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    write(other_model, other, saved)
+    for a, b in zip(model.parameters(), other_model.parameters(), strict=True):
+        b.to_local().data.copy_(a.to_local().data)
+    for each_model, each in ((model, optimizer), (other_model, other)):
+        each_model(x).square().mean().backward()
+        each.step()
+    for a, b in zip(model.parameters(), other_model.parameters(), strict=True):
+        assert torch.equal(a.to_local(), b.to_local())
+    assert other.param_groups[0]["step"] == 3
