@@ -106,6 +106,7 @@ def test_main_grad_goes_before_grad_and_both_are_forgotten(world: World) -> None
     optimizer = descent([a])
     optimizer.zero_grad(set_to_none=False)
     assert values(wide) == [0.0]
+    assert values(platform.get_grad(a)) == [0.0]
     optimizer.zero_grad()
     assert a.main_grad is None
     assert platform.get_grad(a) is None

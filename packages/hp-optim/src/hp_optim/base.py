@@ -14,6 +14,7 @@ from hp_optim.checks import NAMES, PARAMS, check_keys, check_unknown
 from hp_optim.groups import Group, group_of, groups_of
 from hp_optim.pieces import like, local_of
 from hp_platform.platform import get_platform
+from hp_platform.protocols.tensor import Tensor
 
 MAIN_GRAD = "main_grad"
 """Attribute of a parameter that holds its gradient in a wider dtype than the parameter's; it goes before ``grad``."""
@@ -26,8 +27,28 @@ def gradient_of(parameter: Any) -> Any:
     found = getattr(parameter, MAIN_GRAD, None)
     if found is not None:
         return found
+    return _grad_of(parameter)
+
+
+def _grad_of(parameter: Any) -> Any:
     # Of a plain tensor through the platform: on MindSpore it is the same object each time then.
     return parameter.grad if hasattr(parameter, "to_local") else get_platform().get_grad(parameter)
+
+
+def own_gradient(optimizer: str, parameter: Any, gradient: Any) -> Tensor:
+    """This rank's piece of a gradient, placed as the parameter: a ``main_grad`` that is a sum over ranks, or lies otherwise, is
+    redistributed, on all ranks alike. ValueError for a piece of another shape.
+    """
+    spec = getattr(parameter, "_spec", None)
+    if spec is not None and getattr(gradient, "_spec", spec) is not spec:
+        gradient = gradient.redistribute(spec.mesh, spec.placements)
+    own, local = local_of(gradient), local_of(parameter)
+    if tuple(own.shape) != tuple(local.shape):
+        raise ValueError(
+            f"{optimizer}: the gradient of a parameter of shape {tuple(parameter.shape)} has shape {tuple(own.shape)} on this rank, "
+            f"which holds {tuple(local.shape)} of it: give this rank's shard, or a DTensor"
+        )
+    return own
 
 
 if TYPE_CHECKING:
@@ -132,7 +153,7 @@ class OptimizerSteps(_Ground):
                     else:
                         platform.set_grad(parameter, None)
                     continue
-                for found in (wide, gradient_of(parameter) if wide is None else None):
+                for found in (wide, _grad_of(parameter)):
                     if found is not None:
                         platform.fill_(local_of(found), 0.0)
 

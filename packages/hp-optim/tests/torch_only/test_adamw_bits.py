@@ -92,7 +92,7 @@ def test_the_state_of_torchs_own_is_taken_over_with_its_counts(world: World) -> 
         a.data.copy_(b.data)
     ours = AdamW(twins.ours, fused=False)
     ours.load_state_dict(theirs.state_dict())
-    for left_out in ((), (0,), ()):
+    for left_out in ((1,), (0, 1), ()):  # before and after the count was taken over
         twins.gradients(left_out)
         ours.step()
         theirs.step()

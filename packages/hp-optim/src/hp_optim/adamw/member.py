@@ -6,7 +6,7 @@ from typing import Any
 
 from hp_optim.adamw.kernel import moments, state_dtype
 from hp_optim.adamw.replicas import Division
-from hp_optim.base import gradient_of
+from hp_optim.base import gradient_of, own_gradient
 from hp_optim.groups import Group
 from hp_optim.pieces import local_of, placed
 from hp_platform.platform import Platform
@@ -37,7 +37,10 @@ class Member:
         return local if self.division is None else self.division.piece(local)
 
     def gradient(self) -> Tensor | None:
-        """The local gradient of :meth:`target`; None if there is none."""
+        """The local gradient of :meth:`target`; None if there is none.
+
+        Communication: none, unless a ``main_grad`` lies otherwise than the parameter; see :func:`hp_optim.base.own_gradient`.
+        """
         found = gradient_of(self.parameter)
         if found is None:
             return None
@@ -46,7 +49,7 @@ class Member:
                 f"AdamW: the gradient of a parameter of shape {tuple(self.parameter.shape)} is sparse, and moments of all elements would "
                 "change: make the embedding with sparse=False"
             )
-        local = local_of(found)
+        local = own_gradient("AdamW", self.parameter, found)
         return local if self.division is None else self.division.piece(local)
 
     def entry(self, group: Group, gradient: Tensor) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class Member:
             count = entry.pop(_FOREIGN_STEP)
             own = int(platform.to_numpy(count).item()) if platform.is_tensor(count) else int(count)
             missed = group["step"] - 1 - own
+            entry.pop(MISSED, None)  # counted since it was put there
             if missed:
                 entry[MISSED] = missed
         if group["amsgrad"] and moments(group)[2] not in entry:  # switched on since

@@ -114,7 +114,7 @@ class AdamWSteps(OptimizerSteps):
     def _update(self) -> None:
         groups = self.param_groups
         if len(self._plans) != len(groups) or not all(
-            plan.fits(group) for plan, group in zip(self._plans, groups, strict=True)
+            plan.fits(group, self.state) for plan, group in zip(self._plans, groups, strict=True)
         ):
             self._plans = [
                 GroupPlan(self.platform, group, self.state, divides=group["divide_replicas"])

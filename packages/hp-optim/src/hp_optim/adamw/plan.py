@@ -24,6 +24,7 @@ class GroupPlan:
     def __init__(self, platform: Platform, group: Group, state: Any, *, divides: bool) -> None:
         self.platform = platform
         self.group = group
+        self._state = state
         self.is_stale = False
         self._params = tuple(group[PARAMS])
         members = [
@@ -31,12 +32,13 @@ class GroupPlan:
         ]
         self.rows, self.loose = _rows(platform, members, state)
 
-    def fits(self, group: Group) -> bool:
-        """Whether it was made of this group as it is now."""
+    def fits(self, group: Group, state: Any) -> bool:
+        """Whether it was made of this group as it is now, and of the dict that is the optimizer's state now."""
         params = group[PARAMS]
         return (
             not self.is_stale
             and self.group is group
+            and self._state is state
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
         )

@@ -67,7 +67,7 @@ def division_of(platform: Platform, parameter: Any) -> Division | None:
 class Place:
     """Where a parameter's pieces come together."""
 
-    __slots__ = ("division", "fits", "is_padded", "kind", "numel", "own", "padded", "target")
+    __slots__ = ("_own", "_platform", "division", "fits", "is_padded", "kind", "numel", "padded", "target")
 
     def __init__(self, platform: Platform, target: Tensor, division: Division, *, rows: int) -> None:
         """``target``: the local tensor of ``rows`` rows, or all of its elements as a 1-D view of where they lie."""
@@ -81,9 +81,12 @@ class Place:
         self.numel = numel
         self.padded = division.longest * behind
         """Elements of every replica's piece on the way."""
-        flat = platform.reshape(target, (-1,))
-        self.own = platform.narrow(flat, 0, division.start * behind, division.length * behind)
-        """This replica's piece, 1-D."""
+        self._platform = platform
+        self._own: Tensor | None = None
+        """Part of the memory of a target that is contiguous."""
+        if is_whole:
+            flat = platform.reshape(target, (-1,))
+            self._own = platform.narrow(flat, 0, division.start * behind, division.length * behind)
         self.is_padded = division.length < division.longest
         self.fits = (
             is_whole
@@ -93,6 +96,13 @@ class Place:
         """Whether the result of a gather is the local tensor as it lies."""
         if self.fits:
             self.target = flat
+
+    @property
+    def own(self) -> Tensor:
+        """This replica's piece, 1-D, as it is now; memory of the target, if that is contiguous."""
+        if self._own is not None:
+            return self._own
+        return self._platform.reshape(self.division.piece(self.target), (-1,))
 
 
 def place_of(platform: Platform, parameter: Any, division: Division) -> Place | None:

@@ -87,8 +87,14 @@ class RowOfMembers:
         return platform.narrow(whole, 0, begin, self._numel)
 
     def _gradient(self, parameter: Any) -> Tensor | None:
+        """None, too, for one that has to be looked at by itself: it lies otherwise than the parameter."""
         wide = getattr(parameter, MAIN_GRAD, None)
-        return self.platform.get_grad(parameter.to_local()) if wide is None else wide.to_local()
+        if wide is None:
+            return self.platform.get_grad(parameter.to_local())
+        spec = getattr(wide, "_spec", None)
+        if spec is not None:
+            return wide.to_local() if spec is parameter._spec else None
+        return wide if tuple(wide.shape) == tuple(parameter.to_local().shape) else None
 
     def add_to(self, launches: Launches, gradients: Tensor) -> bool:
         """Have the row updated; False, and nothing has changed, if the state of its parameters does not allow it."""
@@ -216,7 +222,14 @@ class RowOfPieces(RowOfMembers):
         for member in self.members:
             gradient = member.gradient()
             assert gradient is not None
-            found.append(member.entry(group, gradient))
+            entry = member.entry(group, gradient)
+            for key in keys:
+                value = local_of(entry[key])
+                if not platform.is_contiguous(
+                    value
+                ):  # it came from elsewhere, and is written as a 1-D view below
+                    entry[key] = member.placed(platform.contiguous(value))
+            found.append(entry)
         counts = {entry.get(MISSED, 0) for entry in found}
         dtypes = {entry[key].dtype for entry in found for key in keys}
         if len(counts) > 1 or len(dtypes) > 1:

@@ -39,6 +39,8 @@ class TorchUpdateOps:
         """One step of AdamW."""
         if not params:
             return
+        if isinstance(lr, torch.Tensor):
+            lr = lr.reshape(())  # lists take no number of another shape
         before = version_before(params)
         with torch.no_grad():
             if params[0].is_cuda if fused is None else fused:

@@ -1,0 +1,110 @@
+"""AdamW on gradients, shards, state and learning rates that lie otherwise than usual."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from hp_optim import AdamW
+from hp_platform import init_device_mesh
+from hp_platform.testing import World, distributed
+
+
+def tensor(world: World, value: Any) -> Any:
+    return world.platform.tensor(np.asarray(value, "float32"), "float32", world.device)
+
+
+def whole(world: World, x: Any) -> Any:
+    x = x.detach().full_tensor() if isinstance(x, DTensor) else x
+    return world.platform.to_numpy(world.platform.detach(x))
+
+
+def stepped_alone(world: World, value: Any, gradients: list[Any]) -> Any:
+    """In one process."""
+    parameter = world.platform.parameter(tensor(world, value))
+    optimizer = AdamW([parameter], lr=0.1, fused=False)
+    for gradient in gradients:
+        world.platform.set_grad(parameter, tensor(world, gradient))
+        optimizer.step()
+    return whole(world, parameter)
+
+
+@distributed(world_size=(1, 2, 3))
+def test_main_grads_may_be_sums_lie_otherwise_or_be_plain_pieces(world: World) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (world.size,), mesh_dim_names=("dp",))
+    value = np.arange(1.0, 15.0).reshape(7, 2)
+    gradient = np.sin(value)
+    expected = stepped_alone(world, value, [gradient, gradient])
+    mine = gradient if mesh.get_rank() == 0 else np.zeros_like(gradient)
+    for lies, main in (
+        (Replicate(), DTensor.from_local(tensor(world, mine), mesh, [Partial()])),
+        (Shard(0), DTensor.from_local(tensor(world, mine), mesh, [Partial()])),
+        (Shard(0), distribute_tensor(tensor(world, gradient), mesh, [Replicate()])),
+        (Shard(1), distribute_tensor(tensor(world, gradient), mesh, [Shard(0)])),
+        (Shard(0), distribute_tensor(tensor(world, gradient), mesh, [Shard(0)]).to_local()),
+    ):
+        parameter = platform.parameter(distribute_tensor(tensor(world, value), mesh, [lies]))
+        parameter.main_grad = main
+        optimizer = AdamW([parameter], lr=0.1, fused=False)
+        optimizer.step()
+        optimizer.step()
+        np.testing.assert_array_equal(whole(world, parameter), expected)
+
+
+@distributed(world_size=1)
+def test_a_main_grad_of_another_shape_is_refused_and_nothing_counts(world: World) -> None:
+    parameter = world.platform.parameter(tensor(world, np.ones((4, 2))))
+    parameter.main_grad = tensor(world, np.ones((1, 2)))
+    optimizer = AdamW([parameter])
+    message = "AdamW: the gradient of a parameter of shape (4, 2) has shape (1, 2) on this rank, which holds (4, 2) of it: give"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 0
+    assert not optimizer.state
+
+
+@distributed(world_size=(2, 3))
+def test_replicas_whose_tensors_are_not_contiguous_are_updated(world: World) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (world.size, 1), mesh_dim_names=("replicas", "dp"))
+    both = [Replicate(), Replicate()]
+    value = np.arange(1.0, 15.0).reshape(7, 2)
+    gradients = [np.cos(value), np.sin(value)]
+    turned = platform.transpose(tensor(world, value.T), 0, 1)
+    parameter = platform.parameter(DTensor.from_local(turned, mesh, both))
+    optimizer = AdamW([parameter], lr=0.1, fused=False)
+    for gradient in gradients:
+        parameter.grad = distribute_tensor(tensor(world, gradient), mesh, both)
+        optimizer.step()
+    expected = stepped_alone(world, value, gradients)
+    np.testing.assert_array_equal(whole(world, parameter.to_local()), expected)
+
+
+@distributed(world_size=1)
+def test_another_dict_of_state_is_the_one_that_counts(world: World) -> None:
+    parameter = world.platform.parameter(tensor(world, [1.0, 2.0]))
+    world.platform.set_grad(parameter, tensor(world, [1.0, -1.0]))
+    optimizer = AdamW([parameter], betas=(0.5, 0.5))
+    optimizer.step()
+    optimizer.state = defaultdict(dict)
+    optimizer.step()
+    assert whole(world, optimizer.state[parameter]["exp_avg"]).tolist() == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("fused", [False, None])
+@distributed(world_size=1)
+def test_a_learning_rate_of_one_element_may_have_dims(world: World, shape: Any, fused: bool | None) -> None:
+    value, gradient = [1.0, 2.0], [0.5, -0.25]
+    parameter = world.platform.parameter(tensor(world, value))
+    world.platform.set_grad(parameter, tensor(world, gradient))
+    AdamW([parameter], lr=tensor(world, np.full(shape, 0.1)), fused=fused).step()
+    np.testing.assert_allclose(
+        whole(world, parameter), stepped_alone(world, value, [gradient]), rtol=1e-6, atol=0
+    )
