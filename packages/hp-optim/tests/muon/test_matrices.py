@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hp_optim import Muon
 from hp_optim.muon.matrices import (
     Matrix,
     is_by_pattern,
@@ -249,3 +250,24 @@ def test_what_is_no_split_is_refused() -> None:
         match=r"split has patterns of names \('\*\.w'\), and the parameters have none: give the optimizer",
     ):
         rule_for("", (4, 3), {"*.w": {"rows": 2}})
+
+
+@distributed(world_size=1)
+def test_the_optimizer_refuses_patterns_that_no_parameter_meets(world: World) -> None:
+    platform = world.platform
+    names = ("layers.0.wqkv", "layers.0.wo", "layers.1.wqkv", "layers.1.wo")
+    pairs = [(name, platform.parameter(platform.zeros((6, 4), "float32", world.device))) for name in names]
+    with pytest.raises(
+        ValueError,
+        match=r"Muon: split has '\*\.wqvk', which no parameter's name meets; the names are layers.0.wqkv, .*, \.\.\.:",
+    ):
+        Muon(pairs, split={"*.wqkv": {"rows": 3}, "*.wqvk": {"rows": 3}})
+    Muon(pairs, split={"*.wqkv": {"rows": 3}, "layers.1.wo": None})
+    # Of all groups that have it together.
+    groups = [{"params": pairs[:1]}, {"params": pairs[1:2]}]
+    Muon(groups, split={"*.wqkv": {"rows": 3}, "*.wo": {"rows": 2}})
+    with pytest.raises(
+        ValueError,
+        match=r"split has '\*\.wo', which no parameter's name meets; the names are layers.0.wqkv: correct",
+    ):
+        Muon([{"params": pairs[:1], "split": {"*.wqkv": {"rows": 3}, "*.wo": {"rows": 2}}}])

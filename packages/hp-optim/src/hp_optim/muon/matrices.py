@@ -131,6 +131,21 @@ def unmatched_patterns(names: Iterable[str], split: Split) -> list[str]:
     return [pattern for pattern in split if not any(fnmatchcase(name, pattern) for name in known)]
 
 
+def check_patterns(optimizer: str, splits: Sequence[Split], names: Sequence[Sequence[str]]) -> None:
+    """ValueError for a pattern that no name meets: a rule that would never be used. ``splits``, ``names``: of each group; groups that
+    have the same split count together.
+    """
+    for split in splits:
+        alike = [own for other, own in zip(splits, names, strict=True) if other is split]
+        known = list(itertools.chain.from_iterable(alike))
+        unmatched = unmatched_patterns(known, split)
+        if unmatched:
+            raise ValueError(
+                f"{optimizer}: split has {', '.join(map(repr, unmatched))}, which no parameter's name meets; the names are "
+                f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}: correct the pattern, or leave it out"
+            )
+
+
 def views(platform: Platform, x: Any, matrices: Sequence[Matrix]) -> list[Any]:
     """The matrices of the whole, plain, contiguous tensor ``x``, each ``(rows, cols)``; views of ``x``, nothing is copied."""
     return [platform.reshape(_block(platform, x, each), (each.rows, each.cols)) for each in matrices]

@@ -11,7 +11,7 @@ from hp_optim.base import OptimizerSteps, gradient_of
 from hp_optim.checks import NAMES, PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
-from hp_optim.muon.matrices import Split, matrices_of, rule_for, unmatched_patterns
+from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.pipeline import run
 from hp_optim.muon.plan import Known, Plans
@@ -121,22 +121,10 @@ class MuonSteps(OptimizerSteps):
             "memory_cap": memory_cap,
         }
         super().__init__(params, defaults, unknown)
-        self._check_patterns()
+        labels = [[label for _, label in named(group)] for group in self.param_groups]
+        check_patterns(type(self).__name__, [group["split"] for group in self.param_groups], labels)
 
     # --- checks
-    def _check_patterns(self) -> None:
-        """ValueError for a pattern of names that no parameter of the groups it is given for meets: a rule that is never used."""
-        for group in self.param_groups:
-            split = group["split"]
-            alike = [other for other in self.param_groups if other["split"] is split]
-            known = [label for other in alike for _, label in named(other)]
-            unmatched = unmatched_patterns(known, split)
-            if unmatched:
-                raise ValueError(
-                    f"{type(self).__name__}: split has {', '.join(map(repr, unmatched))}, which no parameter's name meets; the names are "
-                    f"{', '.join(known[:3])}{', ...' if len(known) > 3 else ''}: correct the pattern, or leave it out"
-                )
-
     def _check_group(self, group: Group) -> None:
         name, platform = type(self).__name__, self.platform
         check_learning_rate(platform, name, group["lr"])
