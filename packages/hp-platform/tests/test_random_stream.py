@@ -1,9 +1,13 @@
 """Streams number random operations; their state goes into checkpoints and back."""
 
+import gc
+import pickle
+import weakref
+
 import pytest
 
 from hp_platform import RandomStream, default_random_stream
-from hp_platform.random_stream import Draw
+from hp_platform.random_stream import Draw, living_random_streams
 
 pytestmark = pytest.mark.once
 
@@ -53,3 +57,15 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(state):
     with pytest.raises(ValueError, match="stream"):
         stream.set_state(state)
     assert stream.get_state() == {"seed": 2, "number": 0}
+
+
+def test_streams_are_known_while_somebody_holds_them_and_so_are_copies():
+    made = RandomStream(3)
+    copied = pickle.loads(pickle.dumps(made))
+    held = living_random_streams()
+    assert all(any(one is each for one in held) for each in (made, copied, default_random_stream()))
+    assert copied.get_state() == made.get_state()
+    address = weakref.ref(made)
+    del made, held
+    gc.collect()
+    assert address() is None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_platform import default_random_stream
+from hp_platform import RandomStream, default_random_stream
 from hp_platform.draws import Region
 from hp_platform.platform import require
 from hp_platform.testing import World, distributed
@@ -232,6 +232,27 @@ def test_random_numbers_are_drawn_again_and_count_once(world: World) -> None:
         found.append((platform.to_numpy(platform.get_grad(parts.x)), stream.get_state()))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] == {"seed": 7, "number": 3}
+
+
+@distributed(world_size=1)
+def test_streams_of_ones_own_are_wound_back_too(world: World) -> None:
+    platform, found = world.platform, []
+    for run in (checkpoint, lambda function, *args: function(*args)):
+        own, parts = RandomStream(3), Parts(world)
+
+        def dropped(x: Any, own: RandomStream = own) -> Any:
+            place = own.next()
+            ones = platform.full((3, 4), 1.0, x.dtype, platform.device_of(x))
+            return platform.sin(
+                x * platform.dropout(ones, 0.5, place.seed, place.number, Region.whole((3, 4)))
+            )
+
+        y = run(dropped, parts.x)
+        own.next()
+        platform.backward([platform.sum(y)])
+        found.append((platform.to_numpy(platform.get_grad(parts.x)), own.get_state()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] == {"seed": 3, "number": 2}
 
 
 @distributed(world_size=1)

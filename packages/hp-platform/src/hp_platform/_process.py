@@ -103,5 +103,27 @@ class OpenRecorders:
             self.records = tuple(r for r in self.records if r is not record)
 
 
+class LivingStreams:
+    """Streams of random operations that somebody holds. Any thread may make one."""
+
+    def __init__(self) -> None:
+        self._streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, stream: RandomStream) -> None:
+        """Until it is gone."""
+        with self._lock:
+            self._streams.add(stream)
+
+    def all(self) -> list[RandomStream]:
+        """In no order."""
+        with self._lock:
+            return list(self._streams)
+
+
+living_streams = LivingStreams()
+"""See :func:`hp_platform.random_stream.living_random_streams`."""
+
+
 open_recorders = OpenRecorders()
 """See :mod:`hp_platform.recording`."""

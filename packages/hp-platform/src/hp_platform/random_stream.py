@@ -30,10 +30,16 @@ class RandomStream:
     gives every rank its part of the same global values. Streams of different seeds are independent of each other.
     """
 
-    __slots__ = ("_number", "_replays", "_seed")
+    __slots__ = ("__weakref__", "_number", "_replays", "_seed")
+
+    def __new__(cls, seed: int = DEFAULT_SEED) -> RandomStream:
+        """Copies are made by this alone; they are streams of the process, too."""
+        made = super().__new__(cls)
+        made._seed, made._number, made._replays = 0, 0, 0
+        _process.living_streams.add(made)
+        return made
 
     def __init__(self, seed: int = DEFAULT_SEED) -> None:
-        self._replays = 0
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> RandomStream:
@@ -95,6 +101,12 @@ def _checked(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"the {name} of a random stream is an int, got {value!r}")
     return value % 2**64
+
+
+def living_random_streams() -> list[RandomStream]:
+    """All that the process holds now, the default one among them: what a recomputation winds back."""
+    default_random_stream()
+    return _process.living_streams.all()
 
 
 def default_random_stream() -> RandomStream:

@@ -253,6 +253,10 @@ class MindSporeAutogradOps:
         """Nothing is watched."""
         return False
 
+    def is_cast(self, operation: Any) -> bool:
+        """Nothing is watched."""
+        return False
+
     def operations_of(self, function: Any) -> frozenset[Any]:
         """Nothing is watched."""
         return frozenset()

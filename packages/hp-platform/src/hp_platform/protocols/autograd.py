@@ -122,6 +122,12 @@ class AutogradOps(Protocol):
         """
         ...
 
+    def is_cast(self, operation: Any) -> bool:
+        """Whether a watched operation only changes a dtype. Those that the framework does by itself (``torch.autocast``) it leaves out
+        where it has done them before, so they are not the same every time.
+        """
+        ...
+
     def operations_of(self, function: Any) -> frozenset[Any]:
         """The watched operations that a function of the framework is made of (``torch.matmul``: products of all ranks), or the operation
         itself; empty for what is not known.

@@ -149,6 +149,10 @@ class TorchAutogradOps:
         """By its schema, tags and name."""
         return can_be_kept(operation)
 
+    def is_cast(self, operation: Any) -> bool:
+        """What ``to`` ends in."""
+        return bool(operation is torch.ops.aten._to_copy.default)
+
     def operations_of(self, function: Any) -> frozenset[Any]:
         """Overloads."""
         return operations_of(function)

@@ -26,7 +26,8 @@ class Agreement:
     """Notes the first run, and compares the second.
 
     ``"default"``: shapes and dtypes of saved tensors. ``"operations"``: also the names of all operations below autograd, and the shapes
-    and dtypes of the tensors that they are given, which costs the host several times the operation's own. ``"none"``: nothing.
+    and dtypes of the tensors that they are given, but for casts (see [Note: casts]), which costs the host several times the operation's
+    own. ``"none"``: nothing.
     """
 
     def __init__(self, platform: Platform, check: str) -> None:
@@ -34,7 +35,7 @@ class Agreement:
         self._check = check
         self._saved: list[tuple[Any, Any]] = []
         self._operations: list[str] = []
-        self._is_paused = False
+        self._is_paused = self._is_interrupted = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -75,8 +76,17 @@ class Agreement:
         finally:
             self._is_paused = before
 
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """A second run inside of the first, which does not see it."""
+        before, self._is_interrupted = self._is_interrupted, True
+        try:
+            yield
+        finally:
+            self._is_interrupted = before
+
     def _note(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        if not self._is_paused:
+        if not (self._is_paused or self._is_interrupted or self.platform.is_cast(operation)):
             self._operations.append(_described(self.platform, operation, args))
         return operation(*args, **kwargs)
 
@@ -84,7 +94,7 @@ class Agreement:
         numbers = count()
 
         def compare(operation: Any, args: Any, kwargs: Any) -> Any:
-            if not self._is_paused:
+            if not (self._is_paused or self.platform.is_cast(operation)):
                 number, found = next(numbers), _described(self.platform, operation, args)
                 before = next(expected, "nothing: it had ended")
                 if found != before:

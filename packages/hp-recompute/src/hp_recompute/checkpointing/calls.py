@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hp_platform.platform import get_platform
+from hp_platform.on_platform import once
+from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.agreement import check_name
 from hp_recompute.checkpointing.policies import Policy, checked_policy
 from hp_recompute.checkpointing.region import Contexts, Options, Region
@@ -68,6 +69,7 @@ def checked_options(
 ) -> Options:
     """ValueError, or NotImplementedError, for what :func:`checkpoint` refuses."""
     platform = get_platform()
+    _keep_compilers_out()
     for name, flag in (("preserve_rng_state", preserve_rng_state), ("early_stop", early_stop)):
         if not isinstance(flag, bool):
             raise ValueError(f"{name} is True or False, got {flag!r}")
@@ -85,6 +87,14 @@ def checkpointed(
 ) -> Any:
     """The call with options that were checked."""
     platform = get_platform()
+    _keep_compilers_out()
     if not platform.is_grad_enabled():
         return function(*args, **kwargs)
     return Region(platform, function, (args, kwargs), options).first_run(args, kwargs)
+
+
+@once
+def _keep_compilers_out(platform: Platform) -> None:
+    """Of what stands between a compiled caller and the function, which is compiled by itself."""
+    platform.run_uncompiled([Region.__init__, Region.pack, Region.unpack])
+    platform.run_uncompiled([checkpointed, Region.first_run], recurse=False)

@@ -6,8 +6,8 @@ too, and in the second run stands in its place. So backward goes through the par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from hp_platform import _process
@@ -25,19 +25,25 @@ def run_once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if again is not None:
         kept = _taken(again, function)
         _keep(runs[runs.index(again) + 1 :], kept)
-        return _as_made_by_operations(kept)
+        with _unwatched(runs):
+            return _as_made_by_operations(kept)
     if not runs:
         return function(*args, **kwargs)
-    platform = get_platform()
+    with _unwatched(runs), get_platform().saved_tensors_hooks(_as_it_is, _as_it_is):
+        out = function(*args, **kwargs)
+        _keep(runs, _taken_out(out))
+    return out
+
+
+@contextmanager
+def _unwatched(runs: Sequence[Any]) -> Iterator[None]:
+    """What is done inside belongs to none of the runs."""
     with ExitStack() as stack:
-        stack.enter_context(platform.saved_tensors_hooks(_as_it_is, _as_it_is))
         for run in runs:
             stack.enter_context(run.region.agreement.paused())
             if run.region.kept is not None:
                 stack.enter_context(run.region.kept.paused())
-        out = function(*args, **kwargs)
-        _keep(runs, _taken_out(out))
-    return out
+        yield
 
 
 def _keep(runs: Sequence[Any], output: Any) -> None:

@@ -2,7 +2,7 @@
 
 [Note: kept by autograd] Tensors among the arguments are saved by a node of the graph. So they are freed with the graph, a write to
 one between the two runs is an error, and whoever handles saved tensors (a checkpoint around this one, a swap) handles these
-too. Other arguments are kept as they are.
+too. Other arguments are kept as they are, and so are tensors that autograd does not save (made in inference mode).
 
 [Note: wrapped tensors] A tensor that wraps a local one (a DTensor) is kept as that; see
 :class:`hp_platform.protocols.local_wrapper.LocalWrapper`. The second run gets the same wrapper if it lives still and its local
@@ -29,18 +29,21 @@ class KeptInputs:
         """``tree``: the arguments, in nested lists, tuples, dicts and dataclasses."""
         self.platform = platform
         tensors: list[Tensor] = []
+        self.devices: set[str] = set()
+        """Where they lie."""
 
-        def taken(x: Any) -> _Place:
-            if is_local_wrapper(x):
-                place, local = _Place(len(tensors), weakref.ref(x), x.__hp_rewrap__()), x.__hp_local__()
-            else:
-                place, local = _Place(len(tensors)), x
+        def taken(x: Any) -> Any:
+            is_wrapper = is_local_wrapper(x)
+            local = x.__hp_local__() if is_wrapper else x
+            device = platform.device_of(local)
+            self.devices.add(device)
+            if platform.supports("version_counter", device) and not platform.counts_writes(local):
+                return x  # made in inference mode: autograd saves no such tensor
+            index = len(tensors)
             tensors.append(local)
-            return place
+            return _Place(index, weakref.ref(x), x.__hp_rewrap__()) if is_wrapper else _Place(index)
 
         self._tree = map_tensors(lambda x: is_local_wrapper(x) or platform.is_tensor(x), taken, tree)
-        self.devices = {platform.device_of(x) for x in tensors}
-        """Where they lie."""
         self._kept = _keep()(tensors) if tensors else None
 
     def again(self) -> Any:

@@ -20,7 +20,7 @@ class KeptResults:
         self.platform = platform
         self.policy = policy
         self._kept: dict[Any, list[_Result]] = {}
-        self._is_paused = False
+        self._is_paused = self._is_interrupted = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -37,7 +37,8 @@ class KeptResults:
 
     def decides(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> bool:
         """Whether the operation's result is one to keep."""
-        if self._is_paused or not self.platform.can_be_kept(operation):
+        platform = self.platform
+        if self._is_paused or not platform.can_be_kept(operation) or platform.is_cast(operation):
             return False
         return is_kept(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
 
@@ -49,6 +50,15 @@ class KeptResults:
             yield
         finally:
             self._is_paused = before
+
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """A second run inside of the first, which keeps nothing of it."""
+        before, self._is_interrupted = self._is_interrupted, True
+        try:
+            yield
+        finally:
+            self._is_interrupted = before
 
     def taken(self, operation: Any, number: int) -> Any:
         """The result of an operation's call with this number."""
@@ -62,7 +72,7 @@ class KeptResults:
 
     def _first(self, operation: Any, args: Any, kwargs: Any) -> Any:
         out = operation(*args, **kwargs)
-        if self.decides(False, operation, args, kwargs):
+        if not self._is_interrupted and self.decides(False, operation, args, kwargs):
             self._kept.setdefault(operation, []).append(_Result(self.platform, out))
         return out
 

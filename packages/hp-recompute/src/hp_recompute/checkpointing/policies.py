@@ -5,6 +5,9 @@ a product, an operation on a DTensor as the one on its local tensor, together wi
 given back in the second run without computing, and the rest is computed again. What gives views, writes in place or draws
 random numbers is always done again, whatever the policy says: it costs nothing, changes what exists, or moves the generator,
 whose next numbers would be others.
+
+[Note: casts] So are casts: a framework keeps what it cast by itself for as long as autocast lasts, and the first run may find a weight
+cast already where the second casts it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from hp_platform.platform import Platform, require
+from hp_platform.platform import Platform, get_platform, require
 
 
 class CheckpointPolicy(IntEnum):
@@ -53,7 +56,8 @@ def checked_policy(platform: Platform, policy_fn: Policy | Iterable[Any]) -> Pol
             "operations whose results are kept"
         )
     kept: set[Any] = set()
-    for operation in policy_fn:
+    given = tuple(policy_fn)
+    for operation in given:
         found = platform.operations_of(operation)
         if not found:
             raise ValueError(
@@ -61,11 +65,26 @@ def checked_policy(platform: Platform, policy_fn: Policy | Iterable[Any]) -> Pol
                 "torch.ops.aten...), or a function that decides"
             )
         kept.update(found)
+    return _Keeps(given, frozenset(kept))
 
-    def keeps(context: PolicyContext, operation: Any, *args: Any, **kwargs: Any) -> bool:
-        return operation in kept
 
-    return keeps
+@dataclass(frozen=True)
+class _Keeps:
+    """The policy that a list stands for. A value, so that modules with it can be copied and sent."""
+
+    given: tuple[Any, ...]
+    operations: frozenset[Any]
+
+    def __reduce__(self) -> Any:
+        """By what was given: operations may differ in another process, and functions are found by name."""
+        return _keeps, (self.given,)
+
+    def __call__(self, context: PolicyContext, operation: Any, *args: Any, **kwargs: Any) -> bool:
+        return operation in self.operations
+
+
+def _keeps(given: tuple[Any, ...]) -> Policy:
+    return checked_policy(get_platform(), given)
 
 
 def is_kept(policy: Policy, context: PolicyContext, operation: Any, args: Any, kwargs: Any) -> bool:

@@ -8,6 +8,10 @@ calls nest, and any part of the graph can go backward in any order, any number o
 [Note: early stop] The second run ends, by an exception, as soon as everything that is still wanted is there: what comes after the last
 saved tensor is not computed again. What is wanted are the handles that live: of a graph of which a part is gone the rest.
 
+[Note: backward inside] A function may ask for gradients itself (forces of an energy). Then the second run happens within the first, up to
+where that one is, and what watches the first does not count it. In the second run nothing runs a third time: its own graph
+has what it saved.
+
 [Note: once asked, gone] A value goes to who asks and is forgotten; what nobody asked for is forgotten when the backward ends. Another
 backward through a retained graph computes again.
 """
@@ -71,15 +75,16 @@ class Region:
         self.function = function
         self.options = options
         self.inputs = KeptInputs(platform, arguments)
+        self.kept = KeptResults(platform, options.policy) if options.policy is not None else None
+        self.agreement = Agreement(platform, options.determinism_check)
         self.surroundings = Surroundings(
             platform, sorted(self.inputs.devices), keeps_random=options.keeps_random
         )
-        self.kept = KeptResults(platform, options.policy) if options.policy is not None else None
-        self.agreement = Agreement(platform, options.determinism_check)
         self.handles: list[weakref.ref[_Handle]] = []
         self.outputs_of_excluded: list[Any] = []
         """Of modules that do not run again, in order."""
         self._values: dict[int, Tensor] = {}
+        self.is_in_first_run = False
         given: Contexts = options.context_fn() if options.context_fn else (nullcontext(), nullcontext())
         self._forward_context, self._again_context = given
 
@@ -95,6 +100,7 @@ class Region:
     def first_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result."""
         with ExitStack() as stack:
+            stack.enter_context(self._in_first_run())
             stack.enter_context(self._under_way(_FirstRun(self)))
             stack.enter_context(self.platform.saved_tensors_hooks(self.pack, self.unpack))
             if self.kept is not None:
@@ -112,11 +118,30 @@ class Region:
 
     def unpack(self, handle: _Handle) -> Tensor:
         """What stands behind a handle."""
-        if handle.index not in self._values:
-            self._run_again()
-        return self._values.pop(handle.index)
+        if handle.index in self._values:
+            return self._values.pop(handle.index)
+        with ExitStack() as stack:
+            if self.is_in_first_run:  # see [Note: backward inside]
+                stack.enter_context(self.agreement.interrupted())
+                if self.kept is not None:
+                    stack.enter_context(self.kept.interrupted())
+            values = self._run_again()
+        value = values.pop(handle.index)
+        if self.platform.is_in_backward():  # which asks for the others, too
+            self.platform.queue_backward_callback(self._values.clear)
+            self._values.update(values)
+        return value
 
-    def _run_again(self) -> None:
+    @contextmanager
+    def _in_first_run(self) -> Iterator[None]:
+        self.is_in_first_run = True
+        try:
+            yield
+        finally:
+            self.is_in_first_run = False
+
+    def _run_again(self) -> dict[int, Tensor]:
+        """What is saved this time, of what is wanted."""
         platform = self.platform
         args, kwargs = self.inputs.again()
         run = _SecondRun(self)
@@ -135,9 +160,7 @@ class Region:
                 if stop.run is not run:  # of a call around this one
                     raise
         run.check()
-        if not self._values and platform.is_in_backward():
-            platform.queue_backward_callback(self._values.clear)
-        self._values.update(run.values)
+        return run.values
 
 
 class _FirstRun:
@@ -156,6 +179,7 @@ class _SecondRun:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        self._stops_early = region.options.early_stop or region.is_in_first_run
         self.num_excluded = 0
         """How many modules that do not run again have been passed."""
         self.values: dict[int, Tensor] = {}
@@ -173,7 +197,7 @@ class _SecondRun:
         if index in self._wanted:
             self.values[index] = kept
             self._num_missing = self._num_missing - 1
-            if self._num_missing == 0 and self.region.options.early_stop:
+            if self._num_missing == 0 and self._stops_early:
                 raise _Stop(self)
         return kept
 
@@ -184,7 +208,7 @@ class _SecondRun:
     def check(self) -> None:
         """That everything came."""
         num_first = len(self.region.handles)
-        if self._num_missing or (not self.region.options.early_stop and self._num_saved != num_first):
+        if self._num_missing or (not self._stops_early and self._num_saved != num_first):
             raise CheckpointError(
                 f"the second run of {name_of(self.region.function)} saved {self._num_saved} tensors for backward, and the first "
                 f"{num_first}: it must do the same both times. What it decides by must not change between forward and backward "

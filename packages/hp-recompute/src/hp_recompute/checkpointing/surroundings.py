@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hp_platform import default_random_stream
 from hp_platform.platform import Platform
+from hp_platform.random_stream import living_random_streams
 
 
 class Surroundings:
     """Taken when a function begins; :meth:`restored` brings them back for another run, and leaves everything as it was.
 
-    They are the framework's generators of the cpu and of ``devices``, the library's own stream of random operations, and
-    casts that the framework does by itself (autocast).
+    They are the framework's generators of the cpu and of ``devices``, all streams of random operations that the process
+    holds, and casts that the framework does by itself (autocast).
     """
 
     def __init__(self, platform: Platform, devices: Sequence[str], *, keeps_random: bool) -> None:
@@ -22,7 +22,8 @@ class Surroundings:
         self.platform = platform
         self._devices = sorted({"cpu", *devices}) if keeps_random else []
         self._states = self._generators()
-        self._stream = default_random_stream().get_state() if keeps_random else None
+        streams = living_random_streams() if keeps_random else []
+        self._streams = [(stream, stream.get_state()) for stream in streams]
         self._casts = platform.autocast_state()
 
     def _generators(self) -> list[Any]:
@@ -35,8 +36,8 @@ class Surroundings:
             before = self._generators()
             stack.callback(self._put_back, before)
             self._put_back(self._states)
-            if self._stream is not None:
-                stack.enter_context(default_random_stream().at(self._stream))
+            for stream, state in self._streams:
+                stack.enter_context(stream.at(state))
             stack.enter_context(self._casts())
             yield
 
