@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import hp_dtensor
-from hp_dtensor import DTensor
+from hp_dtensor import DTensor, Replicate
 from hp_fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -266,21 +266,46 @@ def test_shards_that_get_other_memory_and_parameters_that_are_frozen_count_as_th
 
 
 @distributed(world_size=(2, 4), timeout=240)
-def test_main_grads_in_float32_of_bfloat16_shards_have_float32_state(world: World) -> None:
+def test_gradients_of_bfloat16_shards_are_reduced_in_float32_and_state_is_as_wide_as_they_come(
+    world: World,
+) -> None:
     if not world.platform.supports("bfloat16_compute", world.device):
         return
-    for replicas in (0, 2):
+    for replicas, keeps in ((0, True), (2, True), (0, False)):
         policy = MixedPrecisionPolicy(
-            param_dtype="bfloat16", reduce_dtype="float32", apply_grad_on_fp32_main_grad=True
+            param_dtype="bfloat16", reduce_dtype="float32", apply_grad_on_fp32_main_grad=keeps
         )
         twins = Shadow(world, mesh_of(world, replicas), dtype="bfloat16", mp_policy=policy)
         for step in range(3):
             twins.backward(step, uses_extra=step != 1)
             twins.update()
             twins.check()
-        entry = twins.optimizer.state[twins.model.first.layers[0].weight]
-        assert world.platform.dtype_name(entry["exp_avg"].dtype) == "float32"
-        assert world.platform.dtype_name(twins.model.first.layers[0].weight.dtype) == "bfloat16"
+        weight = twins.model.first.layers[0].weight
+        entry = twins.optimizer.state[weight]
+        assert world.platform.dtype_name(entry["exp_avg"].dtype) == ("float32" if keeps else "bfloat16")
+        assert world.platform.dtype_name(weight.dtype) == "bfloat16"
+
+
+@distributed(world_size=(2, 4), timeout=240)
+def test_main_grads_of_a_row_may_be_plain_pieces_or_lie_otherwise(world: World) -> None:
+    platform = world.platform
+    for replicas in (0, 2):
+        twins = Shadow(world, mesh_of(world, replicas))
+        for step in range(3):
+            twins.backward(step, uses_extra=True)
+            for name, parameter in twins.parameters.items():
+                platform.set_grad(twins.wholes[name], platform.clone(twins.whole(parameter.grad)))
+                gradient = parameter.grad
+                parameter.main_grad = (
+                    gradient.redistribute(placements=[Replicate()] * gradient.device_mesh.ndim)
+                    if step == 1
+                    else gradient.to_local()
+                )
+            twins.optimizer.step()
+            twins.shadow.step()
+            twins.optimizer.zero_grad()
+            twins.shadow.zero_grad()
+            twins.check()
 
 
 @distributed(world_size=(1, 2, 4), timeout=240)

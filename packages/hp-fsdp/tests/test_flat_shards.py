@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_fsdp import fully_shard
+from hp_fsdp import MixedPrecisionPolicy, fully_shard
 from hp_platform.protocols.flat_shards import FLAT_SHARDS
 from hp_platform.testing import World, distributed
 
@@ -81,16 +81,21 @@ def test_a_row_written_between_a_forward_and_its_backward_is_noticed(world: Worl
         platform.backward([loss])
 
 
+@pytest.mark.parametrize("reduce_dtype", [None, "float64", "float32"])
 @distributed(world_size=2)
-def test_gradients_of_a_row_lie_in_one_row_behind_a_backward(world: World) -> None:
-    if not has_rows(world):
+def test_gradients_of_a_row_lie_in_one_row_behind_a_backward(world: World, reduce_dtype: str | None) -> None:
+    if not has_rows(world) or not world.platform.supports("reduce_float64", world.device):
         return
-    platform, model = world.platform, sharded(world)
-    platform.backward([loss_of(platform, model(PROGRAMS["uneven"].inputs(Maker(world), 0, 0)))])
+    platform = world.platform
+    maker = Maker(world, "float32")
+    model = PROGRAMS["uneven"].build(maker)
+    fully_shard(model, make_mesh(world), mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
+    platform.backward([loss_of(platform, model(PROGRAMS["uneven"].inputs(maker, 0, 0)))])
     (_, parameter), *_ = platform.named_parameters(model)
     row, starts = row_of(parameter), set()
     for each, offset in zip(row.parameters, row.offsets, strict=True):
         gradient = platform.get_grad(each.to_local())
+        assert gradient.dtype == each.dtype
         if int(np.prod(tuple(gradient.shape))):
             starts.add(platform.data_ptr(gradient) - offset * platform.itemsize(gradient.dtype))
     assert len(starts) == 1

@@ -43,6 +43,9 @@ class Lines:
         """Elements of the parts of one line, the tail last."""
         self.narrow_dtype = self._narrow_dtype()
         """In which the gradients of one backward can travel; see [Note: narrow on the wire]. None: in :attr:`dtype` only."""
+        dtypes = {param.dtype for param in self.params}
+        self.dtype_of_shards = dtypes.pop() if len(dtypes) == 1 else None
+        """None: they differ."""
         self._buffer_numels = [slot.numel * num_shards for slot in self.slots]
         self.replicated_sizes = [math.prod(param.shape) for param in self.replicated]
         ones = [1] * len(self.scalars)

@@ -226,12 +226,21 @@ class Reduction:
                 platform.mul_(part, wishes.factor)
         if self.target.host is not None:
             self._landing = self.target.host.land(row)
-        elif not any(absent):
+            return
+        parts = self._in_dtype_of_shards(row, parts)
+        if not any(absent):
             self.target.add(self.lines.params, parts)
         elif self.streams.are_real:  # Reading numbers makes the host wait for the device: not before it must.
             self._undecided = lambda: self._give(parts, used)
         else:
             self._give(parts, used)
+
+    def _in_dtype_of_shards(self, row: Tensor, parts: list[Tensor]) -> list[Tensor]:
+        """``parts`` of ``row``, or the same of a cast of it: one for all, so that gradients of a row lie in a row."""
+        dtype = self.lines.dtype_of_shards
+        if self.target.in_main_grad or dtype is None or dtype == row.dtype:
+            return parts
+        return self.lines.parts(self.platform.cast(row, dtype))[0]
 
     def _give(self, parts: list[Tensor], used: Tensor) -> None:
         """Gradients to the parameters that some rank has used."""
