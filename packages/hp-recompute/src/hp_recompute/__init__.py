@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hp_recompute.checkpointing.wrappers import checkpoint_wrapper as checkpoint_wrapper
     from hp_recompute.swapping.calls import swap as swap
     from hp_recompute.swapping.manager import SwapManager as SwapManager
+    from hp_recompute.swapping.wrappers import swap_tensor_wrapper as swap_tensor_wrapper
+    from hp_recompute.swapping.wrappers import swap_wrapper as swap_wrapper
 
 _WHERE = {
     "CheckpointError": "checkpointing.errors",
@@ -25,6 +27,8 @@ _WHERE = {
     "checkpoint_exclude_wrapper": "checkpointing.wrappers",
     "checkpoint_wrapper": "checkpointing.wrappers",
     "swap": "swapping.calls",
+    "swap_tensor_wrapper": "swapping.wrappers",
+    "swap_wrapper": "swapping.wrappers",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

@@ -102,6 +102,8 @@ if TYPE_CHECKING:
     from hp_recompute import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute import checkpoint_wrapper as checkpoint_wrapper
     from hp_recompute import swap as swap
+    from hp_recompute import swap_tensor_wrapper as swap_tensor_wrapper
+    from hp_recompute import swap_wrapper as swap_wrapper
     from hp_tp import ColwiseParallel as ColwiseParallel
     from hp_tp import DropoutParallel as DropoutParallel
     from hp_tp import Linear2DParallel as Linear2DParallel
@@ -181,6 +183,8 @@ _WHERE = {
     "checkpoint_exclude_wrapper": "hp_recompute",
     "checkpoint_wrapper": "hp_recompute",
     "swap": "hp_recompute",
+    "swap_tensor_wrapper": "hp_recompute",
+    "swap_wrapper": "hp_recompute",
     "SwapManager": "hp_recompute",
     "clip_grad_norm_": "hp_optim",
     "compile_block": "hp_tp",

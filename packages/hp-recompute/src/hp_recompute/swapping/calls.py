@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_platform import _process
 from hp_platform.platform import get_platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.policies import CheckpointPolicy
 from hp_recompute.checkpointing.region import name_of
+from hp_recompute.swapping.chain import Link
 from hp_recompute.swapping.manager import default_manager
 from hp_recompute.swapping.storage import SavedTensor
 
@@ -23,6 +23,8 @@ class SwapOptions:
 
     policy: SwapPolicy | None = None
     group_swap: bool = False
+    only_tagged: bool = False
+    """Whether only what :func:`hp_recompute.swap_tensor_wrapper` was given is swapped."""
 
     def is_swapped(self, x: Tensor) -> bool:
         """RuntimeError for an answer that is none."""
@@ -83,13 +85,19 @@ def checked_options(policy_fn: SwapPolicy | None, group_swap: bool) -> SwapOptio
 
 
 def swapped(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: SwapOptions
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: SwapOptions,
+    link: Link | None = None,
 ) -> Any:
-    """The call with options that were checked."""
+    """The call with options that were checked. ``link``: its place in a chain."""
     platform, manager = get_platform(), default_manager()
-    if manager.swaps_nothing or not platform.is_grad_enabled() or _process.checkpoint_runs.get():
+    if manager.is_idle:
         return function(*args, **kwargs)
-    group = manager.begin(name_of(function), fused=options.group_swap)
+    group = manager.begin(
+        name_of(function), fused=options.group_swap, only_chosen=options.only_tagged, link=link
+    )
     out = None
     try:
         with platform.saved_tensors_hooks(lambda x: group.save(x, options.is_swapped), SavedTensor.get):

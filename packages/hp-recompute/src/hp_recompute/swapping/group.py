@@ -10,21 +10,37 @@ from hp_platform.containers import tensors_in
 from hp_platform.platform import Platform
 from hp_platform.protocols.local_wrapper import is_local_wrapper
 from hp_platform.protocols.tensor import Tensor
+from hp_recompute.swapping.chain import Link
 from hp_recompute.swapping.parcels import Parcel, parcels
 from hp_recompute.swapping.storage import SavedTensor, State, SwappedStorage
+
+BY_HAND = -1
+"""The number of groups that are no part of a step."""
 
 
 class Group:
     """Of a manager. It does not hold what it has saved: when the graph is freed, that is freed."""
 
-    def __init__(self, manager: Any, name: str, ordinal: int, *, fused: bool) -> None:
-        self.manager, self.name, self.ordinal = manager, name, ordinal
+    def __init__(
+        self,
+        manager: Any,
+        name: str,
+        ordinal: int,
+        *,
+        fused: bool,
+        only_chosen: bool = False,
+        link: Link | None = None,
+    ) -> None:
+        """``only_chosen``: nothing leaves but what :meth:`choose` was told. ``link``: its layer's place in a chain."""
+        self.manager, self.name, self.ordinal, self.link = manager, name, ordinal, link
         self.platform: Platform = manager.platform
-        self.fused = fused
+        self.fused, self.only_chosen = fused, only_chosen
         self.is_wanted = False
         """Whether backward has asked for something of it."""
         self._storages: weakref.WeakValueDictionary[int, SwappedStorage] = weakref.WeakValueDictionary()
         self._protected: set[int] = set()
+        self._chosen: dict[int, tuple[str | None, bool]] = {}
+        """By memory: what messages call it, and whether it is packed with others."""
         self._num_saved = 0
         self._leaving: list[tuple[Any, Any, list[Parcel]]] = []
         self._coming: list[tuple[Any, Any, list[Parcel]]] = []
@@ -46,7 +62,7 @@ class Group:
             return SavedTensor(platform, kept, None, None, name)
         storage = self._storages.get(place.key)
         if storage is None:
-            storage = SwappedStorage(platform, self, device)
+            storage = SwappedStorage(platform, self, device, place.key)
             self._storages[place.key] = storage
         saved = SavedTensor(platform, kept, place, storage, name)
         storage.add(saved)
@@ -61,6 +77,16 @@ class Group:
             for each in (x, base)
             if each is not None
         )
+
+    def choose(self, x: Tensor, tag: str | None, *, fused: bool) -> None:
+        """What is over the memory of ``x`` leaves."""
+        place = self.platform.storage_place(x)
+        if place is not None:
+            self._chosen[place.key] = (tag, fused)
+
+    def tag_of(self, storage: SwappedStorage) -> str | None:
+        """What messages call it beside its number."""
+        return self._chosen.get(storage.key, (None, False))[0]
 
     def protect(self, tensors: Any) -> None:
         """Tensors in containers, which are alive anyway: what is over their memory stays."""
@@ -83,20 +109,40 @@ class Group:
     def _living(self) -> list[SwappedStorage]:
         return list(self._storages.values())
 
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Of what it has saved and may move: on the device, and on the host only."""
+        on_device = on_host = 0
+        for storage in self._living():
+            if storage.state in (State.HOST, State.TO_DEVICE):
+                on_host = on_host + storage.nbytes
+            if storage.state is not State.HOST:
+                on_device = on_device + (storage.nbytes or storage.full_nbytes)
+        return on_device, on_host
+
     # --- to the host
     def launch_offload(self) -> None:
         """Begin to copy. Nothing happens to what is not worth it, or has begun."""
         leaving = {
             key: storage
             for key, storage in list(self._storages.items())
-            if storage.state is State.DEVICE and storage.parcel is None and key not in self._protected
+            if storage.state is State.DEVICE
+            and storage.parcel is None
+            and key not in self._protected
+            and (key in self._chosen or not self.only_chosen)
         }
+        fused = {id(leaving[key]) for key in leaving if self._chosen.get(key, ("", self.fused))[1]}
         for device, storages in _by_device(leaving.values()).items():
             worth = [storage for storage in storages if storage.is_worth_it()]
             if not worth:
                 continue
             copies, pool = self.manager.copies_of(device), self.manager.pool_of(device)
-            made = parcels(self.platform, copies, worth, fused=self.fused)
+            alone = [storage for storage in worth if id(storage) not in fused]
+            packed = [storage for storage in worth if id(storage) in fused]
+            made = [
+                *parcels(self.platform, copies, alone, fused=False),
+                *parcels(self.platform, copies, packed, fused=True),
+            ]
             event = copies.to_host([parcel.pair_out(pool) for parcel in made])
             self._leaving.append((copies, event, made))
 

@@ -15,13 +15,15 @@ from typing import Any
 
 from hp_platform import _process
 from hp_platform.platform import Platform, get_platform
+from hp_recompute.swapping.chain import Link
 from hp_recompute.swapping.copies import Copies, StreamCopies
-from hp_recompute.swapping.group import Group
+from hp_recompute.swapping.group import BY_HAND, Group
+from hp_recompute.swapping.named import NamedGroups
 from hp_recompute.swapping.order import Order
 from hp_recompute.swapping.pinned import HostPool
 
 
-class SwapManager:
+class SwapManager(NamedGroups):
     """Moves what calls of :func:`hp_recompute.swap` save to the host and back. A process has one by itself; more may be made."""
 
     def __init__(self, *, copies: Callable[[Platform, str], Copies] | None = None) -> None:
@@ -30,6 +32,7 @@ class SwapManager:
         self._make_copies = copies
         self._copies: dict[str, Copies | None] = {}
         self._pools: dict[str, HostPool] = {}
+        self._swaps_nothing = copies is None and self.platform.device_types() == ("cpu",)
         self._order = Order()
         self._live: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._open: list[Group] = []
@@ -37,6 +40,12 @@ class SwapManager:
         self._ended: list[Group] = []
         """That have not started for the host."""
         self._leaving: list[Group] = []
+        self.num_not_fetched = 0
+        """How often backward came to a group that was not fetched ahead, and waited for all of its copy: in every step for none, if all
+        steps are alike, but for the first group of a backward that nothing was before."""
+        self._kept = {}
+        self._next_name: str | None = None
+        self._num_links = 0
         self._last_wanted: Callable[[], Group | None] = _nobody
         self._to_release: list[weakref.ref[Group]] = []
 
@@ -71,13 +80,22 @@ class SwapManager:
         for pool in self._pools.values():
             pool.clear()
 
-    @property
-    def swaps_nothing(self) -> bool:
-        """Whether no device of this process has a memory of its own."""
-        return self._make_copies is None and self.platform.device_types() == ("cpu",)
-
     # --- forward
-    def begin(self, name: str, *, fused: bool) -> Group:
+    @property
+    def is_idle(self) -> bool:
+        """Whether a function that is called now runs as it is: nothing leaves this process' devices, nothing is recorded, or a
+        checkpoint will run it again, and keeps nothing of it.
+        """
+        return (
+            self._swaps_nothing or not self.platform.is_grad_enabled() or bool(_process.checkpoint_runs.get())
+        )
+
+    @property
+    def current(self) -> Group | None:
+        """The group that is saved to now."""
+        return self._open[-1] if self._open else None
+
+    def begin(self, name: str, *, fused: bool, only_chosen: bool = False, link: Link | None = None) -> Group:
         """A group that a function saves to from now on."""
         self._ended = [group for group in self._ended if group.is_alive]
         if not self._open and not any(group.is_alive for group in self._live.values()):
@@ -86,7 +104,8 @@ class SwapManager:
             group.launch_offload()
             self._leaving.append(group)
         self._ended.clear()
-        group = Group(self, name, self._order.begun(), fused=fused)
+        name = link.name if link is not None else self._next_name or name
+        group = Group(self, name, self._order.begun(), fused=fused, only_chosen=only_chosen, link=link)
         self._live[group.ordinal] = group
         self._open.append(group)
         return group
@@ -99,12 +118,13 @@ class SwapManager:
         self._leaving = [each for each in self._leaving if each.ordinal >= group.ordinal]
         for each in leaving:
             each.wait_offload()
-        self._ended.append(group)
+        if group.link is None or group.link.after is not None:
+            self._ended.append(group)
 
     # --- backward
     def wanted(self, group: Group) -> None:
         """Backward wants something of ``group``."""
-        if self._last_wanted() is group:
+        if group.ordinal == BY_HAND or self._last_wanted() is group:
             return
         self._last_wanted = weakref.ref(group)
         self._ended = [each for each in self._ended if each is not group]
@@ -113,16 +133,27 @@ class SwapManager:
             group.is_wanted = True
             self._to_release.append(weakref.ref(group))
             self.platform.queue_backward_callback(self._end_of_backward)
-        group.launch_load()
+        if group.is_on_host:
+            self.num_not_fetched = self.num_not_fetched + 1
+            group.launch_load()
         there = {
             number
             for number, each in list(self._live.items())
             if each is not group and not each.is_wanted and each.is_on_host
         }
-        after = self._order.next_after(group.ordinal, there)
-        following = self._live.get(after) if after is not None else None
-        if following is not None:
-            following.launch_load()
+        following = self._order.after(group.ordinal)
+        if following is None or following not in self._live:
+            following = self._before(group, there)
+        if following in there:
+            self._live[following].launch_load()
+
+    def _before(self, group: Group, there: set[int]) -> int | None:
+        """The one that ran before ``group``, or (in a chain) that of the layer before."""
+        before = {number for number in there if number < group.ordinal}
+        if group.link is not None and group.link.before is not None:
+            name = group.link.before.name
+            before = {number for number in before if self._live[number].name == name}
+        return max(before, default=None)
 
     def _end_of_backward(self) -> None:
         self._last_wanted = _nobody

@@ -1,15 +1,13 @@
 """Which group backward wants next.
 
-[Note: learnt order] Backward mostly wants groups in the reverse order of forward, and with several micro-batches in flight in the order of
-a schedule, which is the same in every step. So it is remembered, by their numbers within a step, which group was wanted after which,
-and that one is fetched ahead the next time; where nothing is known, the one that ran before. A step ends when nobody wants
-anything any more. A wrong guess costs the memory of a group and the time of a copy, never a wrong number: what is wanted
-is waited for.
+[Note: learnt order] Backward mostly wants groups in the reverse order of forward, and with several micro-batches in flight in the order of a
+schedule, which is the same in every step. So it is remembered, by their numbers within a step, which group was wanted after which,
+and that one is fetched ahead the next time; where nothing is known, or there is no such group now, the one that ran before. A step
+ends when nobody wants anything any more. A wrong guess costs the memory of a group and the time of a copy, never a wrong number:
+what is wanted is waited for.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 _MOST = 100_000
 """Remembered at most; a program whose graphs are never freed has no steps."""
@@ -38,9 +36,6 @@ class Order:
         if before is not None and before != ordinal and (before in self._after or len(self._after) < _MOST):
             self._after[before] = ordinal
 
-    def next_after(self, ordinal: int, there: Collection[int]) -> int | None:
-        """The one to fetch, of those that are ``there``."""
-        learnt = self._after.get(ordinal)
-        if learnt is not None:
-            return learnt if learnt in there else None
-        return max((number for number in there if number < ordinal), default=None)
+    def after(self, ordinal: int) -> int | None:
+        """The one that was wanted after it the last time; None: not known."""
+        return self._after.get(ordinal)

@@ -50,9 +50,9 @@ class SavedTensor:
         "_name",
         "_place",
         "_platform",
-        "_shape",
         "_version",
         "dtype",
+        "shape",
         "storage",
         "x",
     )
@@ -69,7 +69,7 @@ class SavedTensor:
         self._platform = platform
         self._version = platform.version(x) if platform.counts_writes(x) else None
         self._place, self._name = place, name
-        self.dtype, self._shape = x.dtype, x.shape
+        self.dtype, self.shape = x.dtype, x.shape
         self._is_spoiled = False
         self.x: Tensor | None = x
         """None while the bytes are elsewhere."""
@@ -82,6 +82,15 @@ class SavedTensor:
             raise AssertionError("what has no place is not copied")
         return self._place.start, self._place.start + self._place.nbytes
 
+    def shows(self, x: Tensor) -> bool:
+        """Whether ``x``, which is on the device, has the same elements at the same place."""
+        return (
+            self.x is not None
+            and self._place is not None
+            and self._platform.storage_place(x) == self._place
+            and (x.dtype, tuple(x.shape)) == (self.dtype, tuple(self.shape))
+        )
+
     def is_intact(self) -> bool:
         """Whether nobody has written to it since."""
         if self.x is not None and self._version is not None:
@@ -91,10 +100,11 @@ class SavedTensor:
     def get(self) -> Tensor:
         """The tensor, on its device. RuntimeError if it was written since."""
         if not self.is_intact():
-            shape, dtype = tuple(self._shape), self._platform.dtype_name(self.dtype)
+            shape, dtype = tuple(self.shape), self._platform.dtype_name(self.dtype)
+            tag = self.storage.group.tag_of(self.storage) if self.storage is not None else None
             raise RuntimeError(
-                f"{self._name}, {dtype} of shape {shape}, has been modified by an inplace operation since it was saved for backward "
-                "(swap keeps it): clone it before the write, or leave out the in-place operation"
+                f"{self._name}{f' ({tag})' if tag else ''}, {dtype} of shape {shape}, has been modified by an inplace operation since it was "
+                "saved for backward (swap keeps it): clone it before the write, or leave out the in-place operation"
             )
         if self.storage is not None:
             self.storage.require()
@@ -105,15 +115,15 @@ class SavedTensor:
         if storage is None or place is None or storage.memory is None:
             raise AssertionError("a saved tensor that is nowhere")
         return self._platform.over_bytes(
-            storage.memory, place.start - storage.start, self.dtype, self._shape, place.strides
+            storage.memory, place.start - storage.start, self.dtype, self.shape, place.strides
         )
 
 
 class SwappedStorage:
     """A memory of a group, with all tensors over it that the group has saved."""
 
-    def __init__(self, platform: Platform, group: Any, device: str) -> None:
-        self.platform, self.group, self.device = platform, group, device
+    def __init__(self, platform: Platform, group: Any, device: str, key: int) -> None:
+        self.platform, self.group, self.device, self.key = platform, group, device, key
         self.state = State.DEVICE
         self._saved: list[weakref.ref[SavedTensor]] = []
         self.start = self.nbytes = 0
