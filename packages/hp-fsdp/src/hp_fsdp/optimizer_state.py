@@ -28,9 +28,10 @@ def get_optimizer_state_dict(
         options: see :class:`StateDictOptions`.
 
     What lies as its parameter comes as a DTensor in the same placements that shares memory with the optimizer's; with
-    ``full_state_dict`` as a whole tensor of its own. Other tensors, such as counts of steps, and numbers come as they are. A
-    parameter that has no state, because it never had a gradient, has no entry. With ``full_state_dict`` and ``cpu_offload``
-    only the lowest rank of the mesh (rank 0) gets anything; other ranks get an empty dict.
+    ``full_state_dict`` as a whole tensor of its own. Other tensors, such as counts of steps, and numbers come as they are;
+    hyperparameters that are functions are left out, and dtypes come by their names. A parameter that has no state, because it
+    never had a gradient, has no entry. With ``full_state_dict`` and ``cpu_offload`` only the lowest rank of the mesh (rank 0)
+    gets anything; other ranks get an empty dict.
 
     ``hp_dtensor.save`` keeps the result, and :func:`set_optimizer_state_dict` takes it at any number of ranks.
 

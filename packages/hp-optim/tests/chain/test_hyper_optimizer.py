@@ -76,6 +76,7 @@ def test_what_one_list_leaves_goes_to_the_other_optimizer(world: World) -> None:
     assert names_in(chain, "muon") == ["layers.0.up.weight"]
     assert chain.optimizers_dict["muon"].param_groups[0]["lr"] == 0.125
     assert len(names_in(chain, "adamw")) == len(named) - 1
+    assert chain.optimizers_dict["muon"].param_groups[0]["param_names"] == ["layers.0.up.weight"]
     routes = {route.name: route for route in chain.routing}
     assert (routes["layers.0.up.weight"].why, routes["layers.1.up.weight"].why) == (
         "muon_params",
@@ -87,6 +88,10 @@ def test_what_one_list_leaves_goes_to_the_other_optimizer(world: World) -> None:
     rest = [p for p in named.values() if p is not one]
     mixed = get_hyper_optimizer(model, adamw_params=[("n" + str(i), p) for i, p in enumerate(rest)])
     assert names_in(mixed, "muon") == ["layers.0.up.weight"]
+    assert mixed.optimizers_dict["adamw"].param_groups[0]["param_names"][0] == "n0"
+    split = {"layers.0.*": {"rows": 2}}
+    by_name = get_hyper_optimizer(model, [one], muon_kwargs={"split": split})
+    assert by_name.optimizers_dict["muon"].param_groups[0]["split"] == split
     for parameter in rest:
         parameter.requires_grad = False
     frozen = get_hyper_optimizer(model, adamw_params=[])
@@ -256,6 +261,11 @@ def test_wrong_calls_are_refused_and_say_what_to_change(world: World) -> None:
             "gives Muon 'norm.weight' of shape",
         ),
         (lambda: get_hyper_optimizer(model, muon_kwargs={"lr": -1.0}), ValueError, "Muon: lr is -1.0"),
+        (
+            lambda: get_hyper_optimizer(model, [], [*rest, up, norm], patterns={"*": "adamw"}),
+            ValueError,
+            "patterns say what is chosen by the rule, .*: leave patterns out, or one of the lists",
+        ),
     ]
     for call, error, message in cases:
         with pytest.raises(error, match=message):

@@ -16,7 +16,7 @@ from hp_optim.chain.routing import (
     placements_of,
     route_parameters,
 )
-from hp_optim.checks import PARAMS
+from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group, groups_of
 from hp_platform.platform import Platform, get_platform
 
@@ -39,19 +39,27 @@ def get_hyper_optimizer(
         adamw_params: the same for AdamW; None with given ``muon_params``: all trainable parameters that those leave.
         muon_kwargs: arguments of ``hp_optim.Muon``; names may begin with ``muon_``, which is removed.
         adamw_kwargs: arguments of ``hp_optim.AdamW``; names may begin with ``adamw_``.
-        patterns: see :func:`hp_optim.route_parameters`; only for what is chosen here.
+        patterns: see :func:`hp_optim.route_parameters`; for what is chosen here.
+
+    Parameters keep their names in the groups (``"param_names"``), also those of given groups, so that Muon's ``split`` may say by
+    names which matrices they hold.
 
     The chain's ``routing`` says which parameter went where and why; ``print(chain.routing)`` gives the table. With two empty
     lists the chain is empty. Its state dicts have flat keys if it has both optimizers, else nested ones.
 
-    Communication: none. ValueError for arguments that the optimizers do not have, for a parameter that is in both lists, for a
-    trainable one that is in none (all are named), and for one that is not in the model.
+    Communication: none. ValueError for ``patterns`` beside two lists, for arguments that the optimizers do not have, for a
+    parameter that is in both lists, for a trainable one that is in none (all are named), and for one that is not in the model.
     """
     platform = get_platform()
     given = {
         MUON: _groups(platform, "muon_params", muon_params),
         ADAMW: _groups(platform, "adamw_params", adamw_params),
     }
+    if patterns is not None and None not in given.values():
+        raise ValueError(
+            "patterns say what is chosen by the rule, and with muon_params and adamw_params nothing is: leave patterns out, or one of "
+            "the lists"
+        )
     classes = _classes()
     kwargs = {
         MUON: _without_prefix(MUON, "muon_kwargs", muon_kwargs, classes[MUON]),
@@ -162,8 +170,15 @@ def _shown(names: list[str]) -> str:
 def _chosen_groups(
     platform: Platform, model: Any, kind: str, given: list[Group] | None, routing: Routing
 ) -> list[Any]:
-    if given is not None:
-        return given
-    chosen = set(routing.names(kind))
+    """Groups of (name, parameter) pairs; empty if there are no parameters."""
     pairs = [(names[0], parameter) for parameter, names in names_of(platform, model).values()]
-    return [(name, parameter) for name, parameter in pairs if name in chosen]
+    if given is None:
+        chosen = set(routing.names(kind))
+        return [(name, parameter) for name, parameter in pairs if name in chosen]
+    known = {id(parameter): name for name, parameter in pairs}
+    groups = []
+    for group in given:
+        names = group.get(NAMES, [known[id(parameter)] for parameter in group[PARAMS]])
+        rest = {key: value for key, value in group.items() if key != NAMES}
+        groups.append({**rest, PARAMS: list(zip(names, group[PARAMS], strict=True))})
+    return groups
