@@ -9,6 +9,7 @@ import numpy as np
 from hp_dtensor import DTensor
 from hp_fsdp import fully_shard, get_optimizer_state_dict, set_optimizer_state_dict
 from hp_optim import Muon
+from hp_optim.base import gradient_of
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -54,9 +55,9 @@ class Training:
         platform.backward([loss])
         self.optimizer.step()
         for parameter in self.others:
-            platform.add_(local(platform, parameter), local(platform, parameter.grad), -0.05)
+            platform.add_(local(platform, parameter), local(platform, gradient_of(parameter)), -0.05)
         for parameter in self.params.values():
-            parameter.grad = None
+            platform.set_grad(parameter.to_local() if isinstance(parameter, DTensor) else parameter, None)
         return float(platform.to_numpy(platform.detach(loss)))
 
     def whole(self) -> dict[str, np.ndarray]:
