@@ -108,3 +108,37 @@ def test_a_learning_rate_of_one_element_may_have_dims(world: World, shape: Any, 
     np.testing.assert_allclose(
         whole(world, parameter), stepped_alone(world, value, [gradient]), rtol=1e-6, atol=0
     )
+
+
+@distributed(world_size=(2, 4))
+def test_replicas_with_gradients_of_different_parameters_are_told_and_nothing_has_changed(
+    world: World,
+) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (2, world.size // 2), mesh_dim_names=("replicas", "dp"))
+    lies = [Replicate(), Shard(0)]
+    value = np.arange(1.0, 15.0).reshape(7, 2)
+    parameters = [platform.parameter(distribute_tensor(tensor(world, value), mesh, lies)) for _ in range(2)]
+    optimizer = AdamW([("kept", parameters[0]), ("left", parameters[1])], lr=0.1, fused=False)
+
+    def step(*lacking: int) -> None:
+        for at, parameter in enumerate(parameters):
+            gradient = distribute_tensor(tensor(world, np.sin(value)), mesh, lies)
+            parameter.grad = None if at in lacking else gradient
+        optimizer.step()
+
+    step(1)
+    before = [whole(world, parameter) for parameter in parameters]
+    message = (
+        r"AdamW: replicas .* rank \d lacks that of 0 \(kept\); rank \d lacks that of none\. Give all of them"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        step(*([0] if mesh.get_coordinate()[0] == 0 else []))
+    assert optimizer.param_groups[0]["step"] == 1
+    for parameter, values in zip(parameters, before, strict=True):
+        np.testing.assert_array_equal(whole(world, parameter), values)
+    optimizer = AdamW(parameters, lr=0.1, fused=False)
+    step()
+    step(1)
+    expected = stepped_alone(world, before[1], [np.sin(value)])
+    np.testing.assert_array_equal(whole(world, parameters[1]), expected)

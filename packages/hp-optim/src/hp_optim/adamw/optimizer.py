@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from hp_optim.adamw.plan import GroupPlan
+from hp_optim.adamw.agreement import Agreement
+from hp_optim.adamw.plan import Found, GroupPlan
 from hp_optim.adamw.replicas import Place, gather_pieces
 from hp_optim.base import OptimizerSteps
 from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
 from hp_optim.pieces import local_of
+from hp_platform import ProcessGroup
 from hp_platform.platform import require
 
 
@@ -44,9 +47,11 @@ class AdamWSteps(OptimizerSteps):
     Replicate along its first one (HSDP), every replica keeps the state of a piece, cut along dim 0: a DTensor sharded over both. It
     updates that piece, and the pieces are gathered: one all-gather of the local parameters' bytes per step (more where meshes,
     dtypes or devices differ); no other communication in any case. With ``divide_replicas=False`` every replica does everything, and
-    there is none.
+    there is none. Replicas must have gradients of the same parameters: at the first step, and whenever one lacks others than ever
+    before, they compare through the key-value store.
 
-    ValueError for wrong hyperparameters and parameters, unknown arguments, and sparse gradients.
+    ValueError for wrong hyperparameters and parameters, unknown arguments, and sparse gradients; RuntimeError on all replicas where
+    they have gradients of different parameters.
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019 (arXiv 1711.05101); Reddi et al., On the
     Convergence of Adam and Beyond, ICLR 2018 (AMSGrad); Rajbhandari et al., ZeRO, 2020 (division of state over replicas).
     """
@@ -110,6 +115,7 @@ class AdamWSteps(OptimizerSteps):
 
     def _forget_plans(self) -> None:
         self._plans: list[GroupPlan] = []
+        self._agreement = Agreement()
 
     def _update(self) -> None:
         groups = self.param_groups
@@ -120,7 +126,22 @@ class AdamWSteps(OptimizerSteps):
                 GroupPlan(self.platform, group, self.state, divides=group["divide_replicas"])
                 for group in groups
             ]
+        found = [plan.look() for plan in self._plans]
+        self._agree(found)
         places: list[Place] = []
-        for plan in self._plans:
-            places.extend(plan.step())
+        for plan, gradients in zip(self._plans, found, strict=True):
+            places.extend(plan.step(gradients))
         gather_pieces(self.platform, places)
+
+    def _agree(self, found: Sequence[Found]) -> None:
+        """See [Note: gradients that replicas lack]."""
+        replicas: dict[tuple[int, ...], ProcessGroup] = {}
+        absent: dict[tuple[int, ...], list[tuple[int, str]]] = {}
+        first = 0
+        for plan, gradients in zip(self._plans, found, strict=True):
+            replicas.update(plan.replicas)
+            if plan.replicas:
+                for ranks, place, name in plan.absent(gradients):
+                    absent.setdefault(ranks, []).append((first + place, name))
+            first = first + len(plan.group[PARAMS])
+        self._agreement.check(replicas.values(), absent)

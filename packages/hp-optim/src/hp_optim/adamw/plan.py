@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from hp_optim.adamw.kernel import Launches, moments
 from hp_optim.adamw.member import Member, count_of
 from hp_optim.adamw.replicas import Place, division_of, place_of
 from hp_optim.adamw.rows import RowOfMembers, RowOfPieces
 from hp_optim.base import STEP
-from hp_optim.checks import PARAMS
+from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group
 from hp_optim.pieces import local_of
+from hp_platform import ProcessGroup
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS, FlatRow
 from hp_platform.protocols.tensor import Tensor
+
+
+class Found(NamedTuple):
+    """The gradients of a group at one step."""
+
+    flat: list[tuple[RowOfMembers, Tensor]]
+    """Rows, and their rows of gradients."""
+    given: list[tuple[Member, Tensor | None]]
+    """All others."""
 
 
 class GroupPlan:
@@ -31,6 +41,10 @@ class GroupPlan:
             Member(platform, p, state, division_of(platform, p) if divides else None) for p in self._params
         ]
         self.rows, self.loose = _rows(platform, members, state)
+        self._places = {id(member): place for place, member in enumerate(members)}
+        divisions = [member.division for member in members if member.division is not None]
+        self.replicas: dict[tuple[int, ...], ProcessGroup] = {d.group.ranks: d.group for d in divisions}
+        """The groups of replicas that divide parameters, by their ranks."""
 
     def fits(self, group: Group, state: Any) -> bool:
         """Whether it was made of this group as it is now, and of the dict that is the optimizer's state now."""
@@ -43,12 +57,8 @@ class GroupPlan:
             and all(map(is_, params, self._params))
         )
 
-    def step(self) -> list[Place]:
-        """Update; returns where pieces belong that other replicas have updated.
-
-        One launch for all that are in the same step, of one dtype and on one device.
-        """
-        group = self.group
+    def look(self) -> Found:
+        """For gradients, where they lie now. Nothing is changed."""
         flat: list[tuple[RowOfMembers, Tensor]] = []
         given: list[tuple[Member, Tensor | None]] = []
         for row in self.rows:
@@ -60,6 +70,32 @@ class GroupPlan:
             else:
                 flat.append((row, gradients))
         given.extend((member, member.gradient()) for member in self.loose)
+        return Found(flat, given)
+
+    def absent(self, found: Found) -> list[tuple[tuple[int, ...], int, str]]:
+        """Of parameters that are divided and have no gradient: the ranks of the replicas, the number in the group, a name."""
+        lacking = [
+            (self._places[id(member)], member)
+            for member, gradient in found.given
+            if gradient is None and member.division is not None
+        ]
+        names = self.group.get(NAMES)
+        return [
+            (
+                member.division.group.ranks,
+                place,
+                f"of shape {tuple(member.parameter.shape)}" if names is None else names[place],
+            )
+            for place, member in sorted(lacking, key=lambda pair: pair[0])
+            if member.division is not None
+        ]
+
+    def step(self, found: Found) -> list[Place]:
+        """Update; returns where pieces belong that other replicas have updated.
+
+        One launch for all that are in the same step, of one dtype and on one device.
+        """
+        group, flat, given = self.group, found.flat, found.given
         group[STEP] = group.get(STEP, 0) + 1
         launches = Launches(self.platform, group)
         places: list[Place] = []
