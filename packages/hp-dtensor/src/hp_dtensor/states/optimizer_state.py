@@ -50,10 +50,11 @@ def read_optimizer(platform: Platform, named: NamedOptimizer, options: StateDict
 
 def _hyperparameters(platform: Platform, group: Mapping[str, Any]) -> dict[str, Any]:
     """What can be kept of a group, without its parameters."""
-    dtype = type(platform.dtype("float32"))
+    # On MindSpore there is a class for each kind of numbers.
+    dtypes = tuple({type(platform.dtype(name)) for name in ("float32", "bfloat16", "int64")})
     found: dict[str, Any] = {}
     for key, value in group.items():
-        if isinstance(value, dtype):
+        if isinstance(value, dtypes):
             found[key] = platform.dtype_name(value)
         elif key not in (PARAMS, PARAM_NAMES) and (platform.is_tensor(value) or not callable(value)):
             found[key] = value
