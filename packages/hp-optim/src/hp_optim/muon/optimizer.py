@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 from hp_dtensor.placements import Partial
 from hp_dtensor.spec import shown
 from hp_optim.base import OptimizerSteps, gradient_of
-from hp_optim.checks import NAMES, PARAMS, check_learning_rate, check_number
+from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
 from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.pipeline import run
+from hp_optim.muon.placed import device_of_iteration, named, own_gradient, rate_on
 from hp_optim.muon.plan import Known, Plans
 from hp_optim.muon.scale import DEFAULT_RULE, MATCHED_ADAMW_RMS, ScaleRule, scale_rule
 from hp_optim.muon.step import Iteration, Step, Updated
 from hp_optim.pieces import like, local_of
-from hp_platform.protocols.tensor import Tensor
 
 BUFFER = "momentum_buffer"
 """Key of a parameter's state."""
@@ -208,12 +208,12 @@ class MuonSteps(OptimizerSteps):
                 local = platform.detach(local_of(parameter))
                 storage = platform.device_of(local)
                 if gradient is not None:
-                    own = _own_gradient(parameter, gradient)
+                    own = own_gradient(parameter, gradient)
                     state = self.state[parameter]
                     if BUFFER not in state:
                         state[BUFFER] = like(parameter, platform.zeros_like(own))
                     if storage not in rates:
-                        rates[storage] = _on(platform, group["lr"], storage)
+                        rates[storage] = rate_on(platform, group["lr"], storage)
                     present.append(position)
                     updated.append(
                         Updated(
@@ -257,7 +257,7 @@ class MuonSteps(OptimizerSteps):
                 shape = tuple(parameter.shape)
                 storage = platform.device_of(local_of(parameter))
                 spec = getattr(parameter, "_spec", None)
-                device = _device_of(platform, spec, storage)
+                device = device_of_iteration(platform, spec, storage)
                 self._check_momentum(parameter, label)
                 dtype = group["ns_dtype"]
                 if dtype is None:
@@ -287,35 +287,3 @@ class MuonSteps(OptimizerSteps):
                     f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
                     f"rank, which holds {tuple(local.shape)} of it: a state dict of other shards is loaded through hp_dtensor.load"
                 )
-
-
-def named(group: Group) -> list[tuple[Any, str]]:
-    """The group's parameters with their names, empty ones where it has none. None of both if it is only options."""
-    parameters = group.get(PARAMS, ())
-    return list(zip(parameters, group.get(NAMES, [""] * len(parameters)), strict=True))
-
-
-def _own_gradient(parameter: Any, gradient: Any) -> Tensor:
-    """This rank's piece of the gradient, placed as the parameter: sums over ranks are made, and what lies otherwise is moved."""
-    spec = getattr(parameter, "_spec", None)
-    if spec is not None and getattr(gradient, "_spec", spec) is not spec:
-        gradient = gradient.redistribute(spec.mesh, spec.placements)
-    own = local_of(gradient)
-    local = local_of(parameter)
-    if tuple(own.shape) != tuple(local.shape):
-        raise ValueError(
-            f"Muon: the gradient of a parameter of shape {tuple(parameter.shape)} has shape {tuple(own.shape)} on this rank, which holds "
-            f"{tuple(local.shape)} of it: give this rank's shard, or a DTensor"
-        )
-    return own
-
-
-def _on(platform: Any, lr: Any, device: str) -> Any:
-    """A learning rate where the parameters lie."""
-    return platform.to_device(lr, device) if platform.is_tensor(lr) else lr
-
-
-def _device_of(platform: Any, spec: Any, storage: str) -> str:
-    """Where the matrices of a parameter are orthogonalised: on the kind of device that its mesh says."""
-    kind = storage.partition(":")[0] if spec is None else spec.mesh.device_type
-    return storage if kind == storage.partition(":")[0] else platform.device(kind).current()

@@ -5,6 +5,7 @@ buf <- mu buf + g,    u = mu buf + g (nesterov) or buf,    p <- p (1 - lr weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -141,7 +142,7 @@ class Step:
         )
         waiting = self._waiting.setdefault(cut.parameter, [])
         waiting.append((cut, scaled))
-        if sum(other.box.volume for other, _ in waiting) < _numel(each.parameter):
+        if sum(other.box.volume for other, _ in waiting) < math.prod(each.parameter.shape):
             return
         del self._waiting[cut.parameter]
         runs = []
@@ -174,13 +175,6 @@ def move(
     updates = [platform.clone(platform.cast(x, p.dtype)) for x, p in zip(results, parameters, strict=True)]
     platform.foreach_mul_(updates, platform.mul_(decay, -scale))
     platform.foreach_add_(parameters, updates)
-
-
-def _numel(x: Tensor) -> int:
-    count = 1
-    for size in x.shape:
-        count = count * size
-    return count
 
 
 def grouped(pairs: Any) -> Any:
