@@ -178,6 +178,21 @@ def test_an_excluded_part_is_no_difference_for_the_check_of_operations() -> None
     assert_same(program)
 
 
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_an_output_of_an_excluded_part_that_was_written_afterwards_is_told(needs_grad: bool) -> None:
+    once = checkpoint_exclude_wrapper(lambda x: x * 2)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = once(x if needs_grad else x.detach())
+        y.add_(1.0)
+        return (y.sin() * x).sum()
+
+    x = torch.arange(4.0, requires_grad=True)
+    y = checkpoint(function, x)
+    with pytest.raises(CheckpointError, match="excluded from recomputation, was changed in place afterwards"):
+        y.backward()
+
+
 def test_graphs_of_several_threads_do_not_meet() -> None:
     failures: list[BaseException] = []
 

@@ -26,7 +26,7 @@ def run_once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         kept = _taken(again, function)
         _keep(runs[runs.index(again) + 1 :], kept)
         with _unwatched(runs):
-            return _as_made_by_operations(kept)
+            return _as_made_by_operations(function, kept)
     if not runs:
         return function(*args, **kwargs)
     with _unwatched(runs), get_platform().saved_tensors_hooks(_as_it_is, _as_it_is):
@@ -77,6 +77,19 @@ class _Output:
         local = x.__hp_local__() if is_local_wrapper(x) else x
         self.requires_grad = platform.requires_grad(local)
         self.local = platform.detach(local)
+        self._version = self._count_of_writes()
+
+    def _count_of_writes(self) -> int:
+        platform = get_platform()
+        return platform.version(self.local) if platform.counts_writes(self.local) else 0
+
+    def check(self, function: Callable[..., Any]) -> None:
+        """CheckpointError if it was written since: in the second run it would be another one."""
+        if self._count_of_writes() != self._version:
+            raise CheckpointError(
+                f"an output of {name_of(function)}, which is excluded from recomputation, was changed in place afterwards, so that it "
+                "cannot be given again: leave the in-place operation, or write to a clone of the output"
+            )
 
 
 def _taken_out(out: Any) -> Any:
@@ -84,11 +97,12 @@ def _taken_out(out: Any) -> Any:
     return map_tensors(lambda x: is_local_wrapper(x) or is_tensor(x), _Output, out)
 
 
-def _as_made_by_operations(out: Any) -> Any:
+def _as_made_by_operations(function: Callable[..., Any], out: Any) -> Any:
     """Tensors of which operations keep what they kept of the first."""
     platform = get_platform()
 
     def again(found: _Output) -> Any:
+        found.check(function)
         x = platform.detach(found.local)
         if found.requires_grad:
             platform.set_requires_grad_(x, True)
