@@ -1,4 +1,4 @@
-"""The command: `python -m bench [--list] [--rounds N] [--json FILE] [case ...]`, or `python -m bench fsdp|tp|tp-overlap|optim ...`."""
+"""The command: `python -m bench [--list] [--rounds N] [--json FILE] [case ...]`, or `python -m bench fsdp|tp|tp-overlap|optim|recompute ...`."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import runner
 from bench.case import Case
-from bench.cases import CASES, fsdp, optim, tp, tp_overlap
+from bench.cases import CASES, fsdp, optim, recompute, tp, tp_overlap
 from bench.conditions import Conditions
 from bench.row import HEADER
 
@@ -23,13 +23,16 @@ def main(arguments: Sequence[str], cases: Mapping[str, Case] = CASES) -> int:
         return tp_overlap.main(arguments[1:])
     if arguments[:1] == ["optim"]:
         return optim.main(arguments[1:])
+    if arguments[:1] == ["recompute"]:
+        return recompute.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="bench",
         description="Ours and the peer in turn, on this machine.",
         epilog=(
             "`bench fsdp --help`: training steps beside FSDP2 and the limit of one GPU, with profiles; `bench tp --help`: "
             "forward and backward of tensor parallel layers beside torch's and ones by hand; `bench tp-overlap --help`: one "
-            "product beside its communication; `bench optim --help`: a step of Muon on sharded parameters."
+            "product beside its communication; `bench optim --help`: a step of Muon on sharded parameters; "
+            "`bench recompute --help`: memory and time of layers that are recomputed or swapped."
         ),
     )
     parser.add_argument("names", nargs="*", metavar="case", help="the cases to run (default: all)")

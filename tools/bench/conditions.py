@@ -17,6 +17,7 @@ DISTRIBUTIONS = (
     "hp-fsdp",
     "hp-tp",
     "hp-optim",
+    "hp-recompute",
 )
 ROOT = Path(__file__).resolve().parents[2]
 
