@@ -196,20 +196,20 @@ def test_hyperparameters_that_no_file_holds_stay_and_nested_ones_are_kept(world:
     names = [name for name, _ in world.platform.named_parameters(model)]
     own = {
         "scale": len,
-        "dtype": world.platform.dtype("float32"),
+        "dtype": world.platform.dtype("bfloat16"),
         "rows": {"head.*": [2, 1]},
         "sets": ((1.0, 2.0),),
     }
     optimizer.param_groups[0].update(own, param_names=names)
     state = get_optimizer_state_dict(model, optimizer)
     assert state["param_groups"] == [
-        {"params": names, "lr": 0.1, "mu": 0.5, "dtype": "float32", "rows": own["rows"], "sets": own["sets"]}
+        {"params": names, "lr": 0.1, "mu": 0.5, "dtype": "bfloat16", "rows": own["rows"], "sets": own["sets"]}
     ]
     fresh = Momentum(params(world, model))
     fresh.param_groups[0].update(scale=max, param_names=["mine"])
     set_optimizer_state_dict(model, fresh, state)
     (group,) = fresh.param_groups
-    assert (group["scale"], group["param_names"], group["dtype"]) == (max, ["mine"], "float32")
+    assert (group["scale"], group["param_names"], group["dtype"]) == (max, ["mine"], "bfloat16")
     assert group["rows"] == own["rows"] and group["rows"] is not state["param_groups"][0]["rows"]
 
 
