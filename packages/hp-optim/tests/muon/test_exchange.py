@@ -106,6 +106,14 @@ def test_experts_over_ranks_and_parameters_of_one_rank_cost_nothing(world: World
 
 
 @distributed(world_size=2)
+def test_the_memory_cap_of_a_group_counts(world: World) -> None:
+    parameters = [sharded(world, (4, 6), [Shard(0)], seed=i) for i in range(4)]
+    with count_collectives() as counted:
+        Muon([{"params": parameters[:1]}, {"params": parameters[1:], "memory_cap": 1}]).step()
+    counted.assert_counts(all_to_all=4)
+
+
+@distributed(world_size=2)
 def test_gradients_that_are_sums_over_ranks_are_summed_first(world: World) -> None:
     platform = world.platform
     found = {}

@@ -53,7 +53,7 @@ class MuonSteps(OptimizerSteps):
         split: which matrices parameters consist of, where their shape does not say: :mod:`hp_optim.muon.matrices`. By shape:
             ``(m, n)`` one, ``(e, m, n)`` one for each expert, 4 and 5 dims are convolutions.
         memory_cap: bytes of working memory for the matrices of a batch on their owner, at least those of one matrix. Three batches
-            are under way at a time.
+            are under way at a time. Groups travel together: the smallest cap counts for all of them.
 
     State: ``momentum_buffer``, in the dtype of the gradient, a DTensor placed as its parameter; it is made at the first gradient.
     Parameters on the host (offloaded) have it there; their matrices are orthogonalised on the device of the mesh.
@@ -186,7 +186,8 @@ class MuonSteps(OptimizerSteps):
     def _update(self) -> None:
         updated, present, seen = self._gathered()
         if self._plans is None:
-            self._plans = Plans(self.platform, self.defaults["memory_cap"])
+            cap = min(group["memory_cap"] for group in self.param_groups)
+            self._plans = Plans(self.platform, cap)
         if seen != self._seen:
             self._known, self._seen = self._describe(), seen
         batches = self._plans.batches(self._known, present)

@@ -142,9 +142,11 @@ class Plans:
             ensure_initialized(spec.mesh.device_type)
             groups[ranks] = group_of(ranks)
             lines = [self._line(known[number], number in present) for number in numbers]
-            if (ranks, tuple(lines)) not in self._agreed:
+            # Of the lines only a digest is kept: a model may go on meeting new combinations for ever.
+            key = (ranks, hashlib.sha256("\n".join(lines).encode()).digest())
+            if key not in self._agreed:
                 agree(lines, groups[ranks])
-                self._agreed.add((ranks, tuple(lines)))
+                self._agreed.add(key)
         return groups
 
     def _line(self, each: Known, has_gradient: bool) -> str:
