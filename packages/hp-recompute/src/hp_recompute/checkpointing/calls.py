@@ -10,6 +10,7 @@ from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.agreement import check_name
 from hp_recompute.checkpointing.policies import Policy, checked_policy
 from hp_recompute.checkpointing.region import Contexts, Options, Region
+from hp_recompute.checkpointing.swaps import RegionSwaps
 
 
 def checkpoint(
@@ -20,6 +21,8 @@ def checkpoint(
     early_stop: bool = True,
     determinism_check: str = "default",
     context_fn: Callable[[], Contexts] | None = None,
+    swap_inputs: bool = False,
+    group_swap: bool = False,
     **kwargs: Any,
 ) -> Any:
     """``function(*args, **kwargs)``, of which backward keeps the arguments only, and computes the rest again when it needs it.
@@ -44,6 +47,9 @@ def checkpoint(
         determinism_check: ``"default"`` compares shapes and dtypes of what is saved, ``"operations"`` all operations of both runs (slow;
             needs ``operation_dispatch``), ``"none"`` nothing.
         context_fn: gives two context managers, for the first and for the second run.
+        swap_inputs: keep the arguments in the host's memory between the two runs, as :func:`hp_recompute.swap` keeps what it swaps (what
+            somebody else holds, and parameters, stay).
+        group_swap: copy small ones of what is swapped packed together, results with ``MUST_SWAP`` among them.
 
     Without recording (no_grad) it is the plain call. A backward of a backward works, and each backward through a retained graph runs
     the function again. Communication: what ``function`` communicates in forward happens again in backward, on all ranks alike.
@@ -56,7 +62,9 @@ def checkpoint(
             f"checkpoint takes a callable and its arguments, got {type(function).__name__}: checkpoint(block, x), not "
             "checkpoint(block(x))"
         )
-    options = checked_options(policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn)
+    options = checked_options(
+        policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap
+    )
     return checkpointed(function, args, kwargs, options)
 
 
@@ -66,11 +74,19 @@ def checked_options(
     early_stop: bool,
     determinism_check: str,
     context_fn: Callable[[], Contexts] | None,
+    swap_inputs: bool,
+    group_swap: bool,
 ) -> Options:
     """ValueError, or NotImplementedError, for what :func:`checkpoint` refuses."""
     platform = get_platform()
     _keep_compilers_out()
-    for name, flag in (("preserve_rng_state", preserve_rng_state), ("early_stop", early_stop)):
+    flags = {
+        "preserve_rng_state": preserve_rng_state,
+        "early_stop": early_stop,
+        "swap_inputs": swap_inputs,
+        "group_swap": group_swap,
+    }
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise ValueError(f"{name} is True or False, got {flag!r}")
     check_name(platform, determinism_check)
@@ -79,7 +95,9 @@ def checked_options(
             f"context_fn is a function that gives two context managers, got {type(context_fn).__name__}"
         )
     policy = None if policy_fn is None else checked_policy(platform, policy_fn)
-    return Options(preserve_rng_state, early_stop, determinism_check, policy, context_fn)
+    return Options(
+        preserve_rng_state, early_stop, determinism_check, policy, context_fn, swap_inputs, group_swap
+    )
 
 
 def checkpointed(
@@ -96,5 +114,5 @@ def checkpointed(
 @once
 def _keep_compilers_out(platform: Platform) -> None:
     """Of what stands between a compiled caller and the function, which is compiled by itself."""
-    platform.run_uncompiled([Region.__init__, Region.pack, Region.unpack])
-    platform.run_uncompiled([checkpointed, Region.first_run], recurse=False)
+    platform.run_uncompiled([Region.__init__, Region.pack, Region.unpack, RegionSwaps.end])
+    platform.run_uncompiled([checkpointed, Region.first_run, Region.run_first], recurse=False)

@@ -10,15 +10,25 @@ from hp_platform.containers import map_tensors, tensors_in
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.errors import CheckpointError
-from hp_recompute.checkpointing.policies import Policy, PolicyContext, is_kept
+from hp_recompute.checkpointing.policies import (
+    KEPT,
+    CheckpointPolicy,
+    Policy,
+    PolicyContext,
+    answer_of,
+)
+from hp_recompute.checkpointing.swaps import RegionSwaps
+from hp_recompute.swapping.group import Group
+from hp_recompute.swapping.storage import SavedTensor
 
 
 class KeptResults:
     """Of one region, by operation in the order in which it ran."""
 
-    def __init__(self, platform: Platform, policy: Policy) -> None:
+    def __init__(self, platform: Platform, policy: Policy, swaps: RegionSwaps) -> None:
         self.platform = platform
         self.policy = policy
+        self.swaps = swaps
         self._kept: dict[Any, list[_Result]] = {}
         self._is_paused = self._is_interrupted = False
 
@@ -35,12 +45,12 @@ class KeptResults:
         """Of what is kept."""
         return sum(result.nbytes for results in self._kept.values() for result in results)
 
-    def decides(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> bool:
-        """Whether the operation's result is one to keep."""
+    def answer(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> CheckpointPolicy:
+        """What becomes of the operation's result."""
         platform = self.platform
         if self._is_paused or not platform.can_be_kept(operation) or platform.is_cast(operation):
-            return False
-        return is_kept(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
+            return CheckpointPolicy.MUST_RECOMPUTE
+        return answer_of(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -72,8 +82,11 @@ class KeptResults:
 
     def _first(self, operation: Any, args: Any, kwargs: Any) -> Any:
         out = operation(*args, **kwargs)
-        if not self._is_interrupted and self.decides(False, operation, args, kwargs):
-            self._kept.setdefault(operation, []).append(_Result(self.platform, out))
+        if not self._is_interrupted:
+            answer = self.answer(False, operation, args, kwargs)
+            if answer in KEPT:
+                group = self.swaps.group() if answer is CheckpointPolicy.MUST_SWAP else None
+                self._kept.setdefault(operation, []).append(_Result(self.platform, out, group))
         return out
 
 
@@ -85,7 +98,7 @@ class _Again:
         self._numbers: dict[Any, int] = {}
 
     def __call__(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        if not self._kept.decides(True, operation, args, kwargs):
+        if self._kept.answer(True, operation, args, kwargs) not in KEPT:
             return operation(*args, **kwargs)
         number = self._numbers.get(operation, 0)
         self._numbers[operation] = number + 1
@@ -93,12 +106,14 @@ class _Again:
 
 
 class _Result:
-    """The tensors of one, and how often they had been written."""
+    """The tensors of one, and how often they had been written; or what stands for those that ``group`` swaps."""
 
-    def __init__(self, platform: Platform, out: Any) -> None:
+    def __init__(self, platform: Platform, out: Any, group: Group | None) -> None:
         self.platform = platform
         # Not the tensors themselves: the caller's would be given to a second graph.
         self._out = map_tensors(platform.is_tensor, platform.detach_watched, out)
+        if group is not None:
+            self._out = map_tensors(platform.is_tensor, group.save, self._out)
         self._versions = [platform.version(x) for x in self._tensors()]
 
     @property
@@ -113,7 +128,8 @@ class _Result:
                 f"a result of {operation} that the policy keeps was changed in place afterwards, so that it cannot be given again: "
                 "let the policy recompute it, or leave the in-place operation"
             )
-        return map_tensors(self.platform.is_tensor, self.platform.detach_watched, self._out)
+        out = map_tensors(lambda x: isinstance(x, SavedTensor), SavedTensor.get, self._out)
+        return map_tensors(self.platform.is_tensor, self.platform.detach_watched, out)
 
     def _tensors(self) -> list[Tensor]:
         return list(tensors_in(self.platform.is_tensor, self._out))

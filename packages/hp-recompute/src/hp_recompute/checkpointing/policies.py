@@ -8,6 +8,9 @@ whose next numbers would be others.
 
 [Note: casts] So are casts: a framework keeps what it cast by itself for as long as autocast lasts, and the first run may find a weight
 cast already where the second casts it.
+
+MUST_SWAP keeps a result on the host between the two runs: it moves as what :func:`hp_recompute.swap` saves, and on a device without a
+memory of its own stays.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class PolicyContext:
 
 
 Policy = Callable[..., "CheckpointPolicy | bool"]
-_SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+KEPT = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.MUST_SWAP)
+"""Answers after which a result is not computed again."""
 
 
 def checked_policy(platform: Platform, policy_fn: Policy | Iterable[Any]) -> Policy:
@@ -87,13 +91,15 @@ def _keeps(given: tuple[Any, ...]) -> Policy:
     return checked_policy(get_platform(), given)
 
 
-def is_kept(policy: Policy, context: PolicyContext, operation: Any, args: Any, kwargs: Any) -> bool:
-    """ValueError for an answer that is none."""
+def answer_of(
+    policy: Policy, context: PolicyContext, operation: Any, args: Any, kwargs: Any
+) -> CheckpointPolicy:
+    """True is MUST_SAVE, False MUST_RECOMPUTE. ValueError for an answer that is none."""
     answer = policy(context, operation, *args, **kwargs)
     if isinstance(answer, CheckpointPolicy):
-        return answer in _SAVED
-    if isinstance(answer, bool):
         return answer
+    if isinstance(answer, bool):
+        return CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.MUST_RECOMPUTE
     raise ValueError(
         f"policy_fn answered {answer!r} for {operation}: give a CheckpointPolicy, or True to keep the result and False to compute "
         "it again"

@@ -33,6 +33,7 @@ from hp_recompute.checkpointing.inputs import KeptInputs
 from hp_recompute.checkpointing.kept_results import KeptResults
 from hp_recompute.checkpointing.policies import Policy
 from hp_recompute.checkpointing.surroundings import Surroundings
+from hp_recompute.checkpointing.swaps import RegionSwaps
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -46,6 +47,8 @@ class Options:
     determinism_check: str = "default"
     policy: Policy | None = None
     context_fn: Callable[[], Contexts] | None = None
+    swap_inputs: bool = False
+    group_swap: bool = False
 
 
 class _Handle:
@@ -74,8 +77,14 @@ class Region:
         self.platform = platform
         self.function = function
         self.options = options
-        self.inputs = KeptInputs(platform, arguments)
-        self.kept = KeptResults(platform, options.policy) if options.policy is not None else None
+        self.swaps = RegionSwaps(
+            platform, name_of(function), swaps_inputs=options.swap_inputs, fused=options.group_swap
+        )
+        with self.swaps.inputs():
+            self.inputs = KeptInputs(platform, arguments)
+        self.kept: KeptResults | None = None
+        if options.policy is not None:
+            self.kept = KeptResults(platform, options.policy, self.swaps)
         self.agreement = Agreement(platform, options.determinism_check)
         self.surroundings = Surroundings(
             platform, sorted(self.inputs.devices), keeps_random=options.keeps_random
@@ -99,6 +108,15 @@ class Region:
 
     def first_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result."""
+        out = None
+        try:
+            out = self.run_first(args, kwargs)
+        finally:
+            self.swaps.end(out)
+        return out
+
+    def run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under the hooks that keep handles."""
         with ExitStack() as stack:
             stack.enter_context(self._in_first_run())
             stack.enter_context(self._under_way(_FirstRun(self)))

@@ -31,6 +31,8 @@ def checkpoint_wrapper(
     early_stop: bool = True,
     determinism_check: str = "default",
     context_fn: Callable[[], Contexts] | None = None,
+    swap_inputs: bool = False,
+    group_swap: bool = False,
 ) -> Any:
     """Let every call of a module, or of a function, be a :func:`hp_recompute.checkpoint`.
 
@@ -38,7 +40,7 @@ def checkpoint_wrapper(
         module: a module: the very object is returned, whose forward now runs checkpointed inside of its hooks; names in its state
             dict, attributes and class stay. Or another callable: a function that wraps it is returned.
         policy: ``"full"``: nothing but the arguments is kept; or what ``policy_fn`` takes.
-        policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn: see :func:`hp_recompute.checkpoint`.
+        policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap: see :func:`hp_recompute.checkpoint`.
 
     Communication: none; in backward what forward communicates, again. UserWarning for a module that is checkpointed already, or has
     such modules inside: those would run three times. ValueError for what cannot be called, and for wrong options.
@@ -53,7 +55,9 @@ def checkpoint_wrapper(
         )
     _check_callable(module, "checkpoint_wrapper")
     chosen = policy_fn if isinstance(policy, str) else policy
-    options = checked_options(chosen, preserve_rng_state, early_stop, determinism_check, context_fn)
+    options = checked_options(
+        chosen, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap
+    )
     platform = get_platform()
     if not platform.is_module(module):
         return _wrapped(module, _Checkpointed(options))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_platform.platform import get_platform
+from hp_platform.on_platform import once
+from hp_platform.platform import Platform, get_platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.policies import CheckpointPolicy
 from hp_recompute.checkpointing.region import name_of
 from hp_recompute.swapping.chain import Link
-from hp_recompute.swapping.manager import default_manager
+from hp_recompute.swapping.group import Group
+from hp_recompute.swapping.manager import SwapManager, default_manager
 from hp_recompute.swapping.storage import SavedTensor
 
 SwapPolicy = Callable[[Tensor], CheckpointPolicy]
@@ -92,6 +94,7 @@ def swapped(
     link: Link | None = None,
 ) -> Any:
     """The call with options that were checked. ``link``: its place in a chain."""
+    _keep_compilers_out()
     platform, manager = get_platform(), default_manager()
     if manager.is_idle:
         return function(*args, **kwargs)
@@ -105,3 +108,10 @@ def swapped(
     finally:
         manager.end(group, out)
     return out
+
+
+@once
+def _keep_compilers_out(platform: Platform) -> None:
+    """Of what stands between a compiled caller and the function, which is compiled by itself."""
+    platform.run_uncompiled([SwapManager.begin, SwapManager.end, Group.save, SavedTensor.get])
+    platform.run_uncompiled([swap, swapped], recurse=False)

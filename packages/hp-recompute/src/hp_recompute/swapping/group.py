@@ -46,8 +46,8 @@ class Group:
         self._coming: list[tuple[Any, Any, list[Parcel]]] = []
 
     # --- forward
-    def save(self, x: Tensor, is_swapped: Callable[[Tensor], bool]) -> SavedTensor:
-        """What stands for ``x``. ``is_swapped`` is asked for what may go."""
+    def save(self, x: Tensor, is_swapped: Callable[[Tensor], bool] | None = None) -> SavedTensor:
+        """What stands for ``x``. ``is_swapped`` is asked for what may go; None: all that may."""
         platform = self.platform
         name = f"saved tensor {self._num_saved} of {self.name}"
         self._num_saved = self._num_saved + 1
@@ -57,8 +57,9 @@ class Group:
         place = platform.storage_place(x)
         device = platform.device_of(x)
         # Not x itself, which may be an output of the node that will hold this: a cycle.
-        kept = platform.detach(x)
-        if place is None or self.manager.copies_of(device) is None or not is_swapped(x):
+        kept = platform.detach_watched(x)
+        may_go = place is not None and self.manager.copies_of(device) is not None
+        if place is None or not may_go or not (is_swapped is None or is_swapped(x)):
             return SavedTensor(platform, kept, None, None, name)
         storage = self._storages.get(place.key)
         if storage is None:

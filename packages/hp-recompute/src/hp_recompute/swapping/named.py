@@ -66,7 +66,7 @@ class NamedGroups:
                 stacklevel=2,
             )
             return found
-        saved = group.save(x, lambda x: True)
+        saved = group.save(x)
         if saved.storage is None:
             raise ValueError(
                 f"a tensor of shape {tuple(x.shape)} on {self.platform.device_of(x)} cannot be swapped: give one that is no parameter, "
