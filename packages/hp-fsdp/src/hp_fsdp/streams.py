@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hp_platform import keeping
 from hp_platform.platform import Platform
 from hp_platform.protocols.device import Event
 
@@ -35,10 +36,10 @@ class Streams:
         ``stream`` or on ``follow_on``; elsewhere it is done by the one who waits.
         """
         if not self.are_real:
-            return Task(self, start(), None)
+            return Task(self, keeping.unkept(start), None)
         stream.wait_stream(self.device.current_stream())
         with self.device.use_stream(stream):
-            follow = start()
+            follow = keeping.unkept(start)
             if follow_on is None:
                 follow()
                 return Task(self, None, stream.record_event())

@@ -66,6 +66,10 @@ checkpoint_runs: ContextVar[tuple[Any, ...]] = ContextVar("hp_checkpoint_runs", 
 """First and second runs of checkpointed functions that are under way, innermost last."""
 
 
+collective_keepers: ContextVar[tuple[Any, ...]] = ContextVar("hp_collective_keepers", default=())
+"""Who keeps or gives results of collectives, innermost last; see :mod:`hp_platform.keeping`."""
+
+
 class OpenModes:
     """How many blocks that change how operations run (SkipDTensorDispatch, check_spmd, loss_parallel) are open in the whole process.
 

@@ -11,6 +11,7 @@ from hp_recompute.__about__ import __version__ as __version__
 if TYPE_CHECKING:
     from hp_recompute.checkpointing.calls import checkpoint as checkpoint
     from hp_recompute.checkpointing.errors import CheckpointError as CheckpointError
+    from hp_recompute.checkpointing.kept_collectives import keep_collectives_policy as keep_collectives_policy
     from hp_recompute.checkpointing.policies import CheckpointPolicy as CheckpointPolicy
     from hp_recompute.checkpointing.wrappers import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute.checkpointing.wrappers import checkpoint_wrapper as checkpoint_wrapper
@@ -26,6 +27,7 @@ _WHERE = {
     "checkpoint": "checkpointing.calls",
     "checkpoint_exclude_wrapper": "checkpointing.wrappers",
     "checkpoint_wrapper": "checkpointing.wrappers",
+    "keep_collectives_policy": "checkpointing.kept_collectives",
     "swap": "swapping.calls",
     "swap_tensor_wrapper": "swapping.wrappers",
     "swap_wrapper": "swapping.wrappers",

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from hp_recompute import checkpoint as checkpoint
     from hp_recompute import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute import checkpoint_wrapper as checkpoint_wrapper
+    from hp_recompute import keep_collectives_policy as keep_collectives_policy
     from hp_recompute import swap as swap
     from hp_recompute import swap_tensor_wrapper as swap_tensor_wrapper
     from hp_recompute import swap_wrapper as swap_wrapper
@@ -182,6 +183,7 @@ _WHERE = {
     "checkpoint": "hp_recompute",
     "checkpoint_exclude_wrapper": "hp_recompute",
     "checkpoint_wrapper": "hp_recompute",
+    "keep_collectives_policy": "hp_recompute",
     "swap": "hp_recompute",
     "swap_tensor_wrapper": "hp_recompute",
     "swap_wrapper": "hp_recompute",

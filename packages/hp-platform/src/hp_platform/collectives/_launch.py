@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from hp_platform import diagnosis, recording
+from hp_platform import diagnosis, keeping, recording
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform, get_platform
 from hp_platform.process_groups import resolve as resolve
@@ -23,7 +23,7 @@ class CollectiveTimeoutError(RuntimeError):
 class Work(Generic[T]):
     """A collective that is under way; :meth:`wait` gives its result."""
 
-    __slots__ = ("_describe", "_finish", "_group", "_native", "_result")
+    __slots__ = ("__weakref__", "_describe", "_finish", "_group", "_native", "_result")
 
     def __init__(
         self,
@@ -69,6 +69,8 @@ def launch(
     finish: Callable[[], T],
     async_op: Literal[True],
     num_tensors: int = 1,
+    *,
+    is_own: bool = ...,
 ) -> Work[T]: ...
 @overload
 def launch(
@@ -79,6 +81,8 @@ def launch(
     finish: Callable[[], T],
     async_op: bool,
     num_tensors: int = 1,
+    *,
+    is_own: bool = ...,
 ) -> T | Work[T]: ...
 def launch(
     kind: str,
@@ -88,11 +92,38 @@ def launch(
     finish: Callable[[], T],
     async_op: bool,
     num_tensors: int = 1,
+    *,
+    is_own: bool = True,
 ) -> T | Work[T]:
     """Start one collective on a group of several ranks.
 
-    ``start(async_op)`` is the raw launch; ``finish()`` makes the result of the filled buffers, after waiting.
+    ``start(async_op)`` is the raw launch; ``finish()`` makes the result of the filled buffers, after waiting. ``is_own`` False: the
+    result is memory of the caller's, which no keeper keeps (see [Note: keepers] in :mod:`hp_platform.keeping`).
     """
+    keepers = keeping.present() if is_own else ()
+    if not keepers:
+        return _launched(kind, group, nbytes, start, finish, async_op, num_tensors)
+    kept = keeping.KeptLaunch(keepers, recording.Launch(kind, nbytes, group, num_tensors))
+    with kept.quiet():
+        found = kept.taken()
+        if found is not None:
+            result: T = found[0]
+            return finished(result, group) if async_op else result
+        launched = _launched(kind, group, nbytes, start, kept.noting(finish), async_op, num_tensors)
+    if isinstance(launched, Work):
+        kept.expect(launched.wait)
+    return launched
+
+
+def _launched(
+    kind: str,
+    group: ProcessGroup,
+    nbytes: int,
+    start: Callable[[bool], NativeWork | None],
+    finish: Callable[[], T],
+    async_op: bool,
+    num_tensors: int,
+) -> T | Work[T]:
     if group.native is None:
         raise RuntimeError(
             f"{kind} on the {group.describe()}, which was ended by destroy_process_group: make groups and meshes anew"

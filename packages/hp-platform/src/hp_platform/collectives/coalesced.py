@@ -93,7 +93,7 @@ def all_gather_coalesced(
 
         if total == 0:
             return ended(finish(), group, async_op)
-        return launch("all_gather", group, total, start, finish, async_op, len(data))
+        return launch("all_gather", group, total, start, finish, async_op, len(data), is_own=outs is None)
 
     flat = platform.cat([platform.reshape(x, (-1,)) for x in data])
     buffer = platform.empty((group.size * flat.shape[0],), flat.dtype, platform.device_of(flat))
@@ -113,6 +113,7 @@ def all_gather_coalesced(
         cut,
         async_op,
         len(data),
+        is_own=outs is None,
     )
 
 
@@ -191,7 +192,7 @@ def reduce_scatter_coalesced(
 
         if total == 0:
             return ended(done(), group, async_op)
-        return launch("reduce_scatter", group, total, start, finish, async_op, len(data))
+        return launch("reduce_scatter", group, total, start, finish, async_op, len(data), is_own=outs is None)
 
     # One row per rank: row r holds rank r's block of every tensor.
     rows = platform.cat(
@@ -214,6 +215,7 @@ def reduce_scatter_coalesced(
         cut,
         async_op,
         len(data),
+        is_own=outs is None,
     )
 
 

@@ -214,6 +214,7 @@ def batch_send_recv(ops: Sequence[P2POp], group: ProcessGroup | None = None) -> 
         finish,
         True,
         len(raw),
+        is_own=not any(op.is_target for op in ops),
     )
 
 

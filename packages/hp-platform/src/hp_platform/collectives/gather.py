@@ -64,6 +64,7 @@ def all_gather(
         lambda a: platform.all_gather_into(buffer, data, group.native, a),
         finish,
         async_op,
+        is_own=out is None,
     )
 
 
@@ -165,6 +166,7 @@ def broadcast(
         lambda a: platform.broadcast_(buffer, src, group.native, a),
         finish,
         async_op,
+        is_own=out is None,
     )
 
 

@@ -117,6 +117,7 @@ def all_reduce(
         lambda a: platform.all_reduce_(buffer, native, group.native, a),
         finish,
         async_op,
+        is_own=out is None,
     )
 
 
@@ -188,6 +189,7 @@ def reduce_scatter(
         lambda a: platform.reduce_scatter_into(buffer, data, native, group.native, a),
         finish,
         async_op,
+        is_own=out is None,
     )
 
 

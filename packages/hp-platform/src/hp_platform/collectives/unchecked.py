@@ -32,6 +32,7 @@ def all_gather_into_each(
         _nothing,
         async_op,
         len(xs),
+        is_own=False,
     )
 
 
@@ -51,6 +52,7 @@ def reduce_scatter_into_each(
         _nothing,
         async_op,
         len(xs),
+        is_own=False,
     )
 
 
@@ -70,6 +72,7 @@ def all_to_all_into(
         lambda a: platform.all_to_all_into(out, x, sizes, sizes, native, a),
         _nothing,
         async_op,
+        is_own=False,
     )
 
 
@@ -98,6 +101,7 @@ def all_to_all_into_each(
         _nothing,
         async_op,
         len(xs),
+        is_own=False,
     )
 
 
@@ -107,7 +111,7 @@ def by_copies(kind: str, group: ProcessGroup, nbytes: int, run: Callable[[], Non
     def start(_: bool) -> None:
         run()
 
-    launch(kind, group, nbytes, start, _nothing, False, num_tensors)
+    launch(kind, group, nbytes, start, _nothing, False, num_tensors, is_own=False)
 
 
 def _nothing() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hp_platform.on_platform import once
 from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.agreement import check_name
+from hp_recompute.checkpointing.kept_collectives import without_collectives
 from hp_recompute.checkpointing.policies import Policy, checked_policy
 from hp_recompute.checkpointing.region import Contexts, Options, Region
 from hp_recompute.checkpointing.swaps import RegionSwaps
@@ -52,7 +53,8 @@ def checkpoint(
         group_swap: copy small ones of what is swapped packed together, results with ``MUST_SWAP`` among them.
 
     Without recording (no_grad) it is the plain call. A backward of a backward works, and each backward through a retained graph runs
-    the function again. Communication: what ``function`` communicates in forward happens again in backward, on all ranks alike.
+    the function again. Communication: what ``function`` communicates in forward happens again in backward, on all ranks alike, unless
+    :func:`hp_recompute.keep_collectives_policy` is the ``policy_fn``, or in its list.
 
     Raises :class:`hp_recompute.CheckpointError` if the second run does something else, or if a kept result was changed in place;
     ValueError for wrong options; NotImplementedError where operations cannot be watched, and a policy or check needs it.
@@ -94,9 +96,17 @@ def checked_options(
         raise ValueError(
             f"context_fn is a function that gives two context managers, got {type(context_fn).__name__}"
         )
+    keeps_collectives, policy_fn = without_collectives(policy_fn)
     policy = None if policy_fn is None else checked_policy(platform, policy_fn)
     return Options(
-        preserve_rng_state, early_stop, determinism_check, policy, context_fn, swap_inputs, group_swap
+        preserve_rng_state,
+        early_stop,
+        determinism_check,
+        policy,
+        context_fn,
+        swap_inputs,
+        group_swap,
+        keeps_collectives,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hp_platform import _process
+from hp_platform import _process, keeping
 from hp_platform.containers import map_tensors
 from hp_platform.platform import get_platform
 from hp_platform.protocols.local_wrapper import is_local_wrapper
@@ -40,9 +40,8 @@ def _unwatched(runs: Sequence[Any]) -> Iterator[None]:
     """What is done inside belongs to none of the runs."""
     with ExitStack() as stack:
         for run in runs:
-            stack.enter_context(run.region.agreement.paused())
-            if run.region.kept is not None:
-                stack.enter_context(run.region.kept.paused())
+            stack.enter_context(run.region.unwatched())
+        stack.enter_context(keeping.entered(()))
         yield
 
 

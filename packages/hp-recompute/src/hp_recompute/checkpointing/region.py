@@ -30,6 +30,7 @@ from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.agreement import Agreement
 from hp_recompute.checkpointing.errors import CheckpointError
 from hp_recompute.checkpointing.inputs import KeptInputs
+from hp_recompute.checkpointing.kept_collectives import KeptCollectives
 from hp_recompute.checkpointing.kept_results import KeptResults
 from hp_recompute.checkpointing.policies import Policy
 from hp_recompute.checkpointing.surroundings import Surroundings
@@ -49,6 +50,7 @@ class Options:
     context_fn: Callable[[], Contexts] | None = None
     swap_inputs: bool = False
     group_swap: bool = False
+    keeps_collectives: bool = False
 
 
 class _Handle:
@@ -85,6 +87,7 @@ class Region:
         self.kept: KeptResults | None = None
         if options.policy is not None:
             self.kept = KeptResults(platform, options.policy, self.swaps)
+        self.collectives = KeptCollectives(platform) if options.keeps_collectives else None
         self.agreement = Agreement(platform, options.determinism_check)
         self.surroundings = Surroundings(
             platform, sorted(self.inputs.devices), keeps_random=options.keeps_random
@@ -123,6 +126,8 @@ class Region:
             stack.enter_context(self.platform.saved_tensors_hooks(self.pack, self.unpack))
             if self.kept is not None:
                 stack.enter_context(self.kept.first_run())
+            if self.collectives is not None:
+                stack.enter_context(self.collectives.first_run(self.unwatched))
             stack.enter_context(self.agreement.first_run())  # sees what the policy does not let be done again
             stack.enter_context(self._forward_context)
             return self.function(*args, **kwargs)
@@ -151,6 +156,12 @@ class Region:
         return value
 
     @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """What is done inside does not run twice, or is the checkpoint's own work."""
+        with self.agreement.paused(), nullcontext() if self.kept is None else self.kept.paused():
+            yield
+
+    @contextmanager
     def _in_first_run(self) -> Iterator[None]:
         self.is_in_first_run = True
         try:
@@ -170,6 +181,8 @@ class Region:
             stack.enter_context(platform.saved_tensors_hooks(run.pack, run.unpack))
             if self.kept is not None:
                 stack.enter_context(self.kept.second_run())
+            if self.collectives is not None:
+                stack.enter_context(self.collectives.second_run(self.unwatched))
             stack.enter_context(self.agreement.second_run())
             stack.enter_context(self._again_context)
             try:
