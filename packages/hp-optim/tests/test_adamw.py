@@ -113,6 +113,24 @@ def test_a_parameter_that_never_had_a_gradient_has_no_state(world: World) -> Non
 
 
 @distributed(world_size=1)
+def test_a_group_that_comes_later_begins_with_its_first_step_and_counts_as_the_others(world: World) -> None:
+    twins = Twins(world, widest(world), lr=0.1)
+    optimizer = AdamW(twins.parameters[:3], lr=0.1)
+    for _ in range(2):
+        twins.gradients((3, 4))
+        optimizer.step()
+        twins.step_oracles()
+    optimizer.add_param_group({"params": twins.parameters[3:]})
+    for _ in range(2):
+        twins.gradients()
+        optimizer.step()
+        twins.step_oracles()
+        twins.check()
+    assert [group["step"] for group in optimizer.param_groups] == [4, 4]
+    assert [optimizer.state[p].get("missed", 0) for p in twins.parameters] == [0, 0, 0, 2, 2]
+
+
+@distributed(world_size=1)
 def test_groups_have_hyperparameters_of_their_own(world: World) -> None:
     twins = Twins(world, widest(world), lr=0.1)
     twins.oracles[1].lr, twins.oracles[1].weight_decay = 0.3, 0.0

@@ -115,7 +115,7 @@ class OptimizerSteps(_Ground):
         return loss
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Further parameters, with hyperparameters of their own where the dict has some.
+        """Further parameters, with hyperparameters of their own where the dict has some. Their group counts the steps of the others.
 
         ValueError for parameters that the optimizer has already, or must not have; nothing has changed then.
         """
@@ -133,6 +133,8 @@ class OptimizerSteps(_Ground):
             raise ValueError(
                 f"{name}: some groups have names of parameters and some have not: give all as (name, parameter) pairs, or none"
             )
+        # One count for all groups, so that a state dict of them can be taken: what a parameter has missed is kept in its state.
+        group.setdefault(STEP, max((other.get(STEP, 0) for other in self.param_groups), default=0))
         for key, value in self.defaults.items():
             group.setdefault(key, value)
         self._check_group(group)
