@@ -32,6 +32,10 @@ class RandomStream:
 
     __slots__ = ("__weakref__", "_number", "_replays", "_seed")
 
+    _number: int
+    _replays: int
+    _seed: int
+
     def __new__(cls, seed: int = DEFAULT_SEED) -> RandomStream:
         """Copies are made by this alone; they are streams of the process, too."""
         made = super().__new__(cls)
