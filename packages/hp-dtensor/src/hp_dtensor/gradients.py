@@ -74,8 +74,13 @@ class GradientMethods(DTensorBase):
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        if value is not None and not (isinstance(value, DTensorBase) and value._spec is self._spec.grad):
-            raise ValueError(f"the gradient must be a DTensor of {self._spec.grad}, or None; got {value!r}")
+        wanted = self._spec.grad
+        if isinstance(value, DTensorBase) and value._spec is not wanted:
+            found = value._spec
+            if (found.mesh, found.placements, found.shape) == (wanted.mesh, wanted.placements, wanted.shape):
+                value = self._wrap(value._local, wanted)  # on an equal mesh that was made another time
+        if value is not None and not (isinstance(value, DTensorBase) and value._spec is wanted):
+            raise ValueError(f"the gradient must be a DTensor of {wanted}, or None; got {value!r}")
         get_platform().set_grad(self._local, None if value is None else value._local)
         self._grad_dtensor = value
 
