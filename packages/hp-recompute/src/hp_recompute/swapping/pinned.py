@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 
 from hp_platform.protocols.tensor import Tensor
@@ -12,37 +13,50 @@ class HostPool:
     """Gives the smallest free piece that is large enough, and not more than twice as large; else a new one."""
 
     def __init__(self, empty: Callable[[int], Tensor], *, exact: bool) -> None:
-        """``exact``: only pieces of just the size fit."""
+        """``empty(nbytes)`` makes a piece. ``exact``: only pieces of just the size fit."""
         self._empty, self._largest = empty, 1 if exact else 2
         self._free: list[tuple[int, int, Tensor]] = []
+        self._returned: deque[tuple[int, Tensor]] = deque()
+        """Pieces come back from any thread, and in the middle of anything: whenever the last holder is gone."""
         self._number = 0
-        self.nbytes = 0
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
         """Of all pieces, free and in use."""
+        return self._nbytes
 
     @property
     def free_nbytes(self) -> int:
         """Of those that are free."""
+        self._sort_in()
         return sum(nbytes for nbytes, _, _ in self._free)
 
     def take(self, nbytes: int) -> HostBuffer:
         """At least so many bytes."""
+        self._sort_in()
         place = bisect_left(self._free, (nbytes, -1))
         if place < len(self._free) and self._free[place][0] <= self._largest * nbytes:
             size, _, memory = self._free.pop(place)
         else:
             size, memory = nbytes, self._empty(nbytes)
-            self.nbytes = self.nbytes + nbytes
+            self._nbytes = self._nbytes + nbytes
         return HostBuffer(self, size, memory)
 
     def give_back(self, nbytes: int, memory: Tensor) -> None:
         """A piece that nobody needs any more. See [Note: memory and the copy stream]: a copy may still be under way in it."""
-        self._number = self._number + 1
-        insort(self._free, (nbytes, self._number, memory))
+        self._returned.append((nbytes, memory))
 
     def clear(self) -> None:
         """Free pieces go back to the framework."""
-        self.nbytes = self.nbytes - self.free_nbytes
+        self._nbytes = self._nbytes - self.free_nbytes
         self._free.clear()
+
+    def _sort_in(self) -> None:
+        while self._returned:
+            nbytes, memory = self._returned.popleft()
+            self._number = self._number + 1
+            insort(self._free, (nbytes, self._number, memory))
 
 
 class HostBuffer:
