@@ -167,11 +167,11 @@ def test_functions_with_their_own_backward_may_ask_twice_and_keep_attributes() -
     assert_same(program)
 
 
-def test_an_excluded_part_is_no_difference_for_the_check_of_operations() -> None:
+def test_an_excluded_part_that_draws_is_no_difference_for_draws_after_it_and_for_checks() -> None:
     once = checkpoint_exclude_wrapper(lambda x, w: F.dropout(x @ w, 0.5).sin())
 
     def program(run: Run, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = run(lambda x, w: (once(x.sin(), w) @ w).exp(), x, w)
+        y = run(lambda x, w: F.dropout(once(x.sin(), w) @ w, 0.5).exp(), x, w)
         y.sum().backward()
         return y
 

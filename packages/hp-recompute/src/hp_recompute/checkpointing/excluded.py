@@ -1,13 +1,17 @@
 """Parts of a checkpointed function that do not run again.
 
 [Note: excluded] In the first run autograd keeps for such a part what it always does, outside of the region around it; its output is kept,
-too, and in the second run stands in its place. So backward goes through the part as through one that is not checkpointed.
+too, and in the second run stands in its place; what draws random numbers after it goes on as after the part. So backward goes
+through the part as through one that is not checkpointed.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from hp_platform import _process, keeping
@@ -16,6 +20,7 @@ from hp_platform.platform import get_platform
 from hp_platform.protocols.local_wrapper import is_local_wrapper
 from hp_recompute.checkpointing.errors import CheckpointError
 from hp_recompute.checkpointing.region import name_of
+from hp_recompute.checkpointing.surroundings import Drawn
 
 
 def run_once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -25,14 +30,25 @@ def run_once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if again is not None:
         kept = _taken(again, function)
         _keep(runs[runs.index(again) + 1 :], kept)
+        again.region.surroundings.go_on_from(kept.drawn)
         with _unwatched(runs):
-            return _as_made_by_operations(function, kept)
+            return _as_made_by_operations(function, kept.output)
     if not runs:
         return function(*args, **kwargs)
     with _unwatched(runs), get_platform().saved_tensors_hooks(_as_it_is, _as_it_is):
         out = function(*args, **kwargs)
-        _keep(runs, _taken_out(out))
+        drawn = (run.region.surroundings.drawn() for run in runs)
+        _keep(runs, _Kept(_taken_out(out), reduce(operator.or_, drawn)))
     return out
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Of one call of a part."""
+
+    output: Any
+    drawn: Drawn
+    """Random numbers, at its end: what comes after it draws the next ones in the second run, too."""
 
 
 @contextmanager
@@ -45,13 +61,13 @@ def _unwatched(runs: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def _keep(runs: Sequence[Any], output: Any) -> None:
+def _keep(runs: Sequence[Any], kept: _Kept) -> None:
     """For the second runs of all of them: any may come."""
     for run in runs:
-        run.region.outputs_of_excluded.append(output)
+        run.region.outputs_of_excluded.append(kept)
 
 
-def _taken(run: Any, function: Callable[..., Any]) -> Any:
+def _taken(run: Any, function: Callable[..., Any]) -> _Kept:
     """What the second run finds of the first."""
     outputs, number = run.region.outputs_of_excluded, run.num_excluded
     run.num_excluded = number + 1
@@ -60,7 +76,8 @@ def _taken(run: Any, function: Callable[..., Any]) -> Any:
             f"{name_of(function)}, which is excluded from recomputation, is called for the {number + 1}th time in the second run "
             f"and was called {number} times in the first: the function around it must do the same both times"
         )
-    return outputs[number]
+    kept: _Kept = outputs[number]
+    return kept
 
 
 def _as_it_is(x: Any) -> Any:

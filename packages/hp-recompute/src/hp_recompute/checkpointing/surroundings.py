@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hp_platform.platform import Platform
-from hp_platform.random_stream import living_random_streams
+from hp_platform.random_stream import RandomStream, living_random_streams
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How far random numbers have been drawn: states by device, and by stream."""
+
+    generators: dict[str, Any]
+    streams: dict[RandomStream, dict[str, int]]
+
+    def __or__(self, other: Drawn) -> Drawn:
+        return Drawn(self.generators | other.generators, self.streams | other.streams)
 
 
 class Surroundings:
@@ -28,6 +40,20 @@ class Surroundings:
 
     def _generators(self) -> list[Any]:
         return [self.platform.get_rng_state(device) for device in self._devices]
+
+    def drawn(self) -> Drawn:
+        """What generators and streams would give next, now."""
+        streams = {stream: stream.get_state() for stream, _ in self._streams}
+        return Drawn(dict(zip(self._devices, self._generators(), strict=True)), streams)
+
+    def go_on_from(self, drawn: Drawn) -> None:
+        """Inside of :meth:`restored`: as after something that is not done again."""
+        for device in self._devices:
+            if device in drawn.generators:
+                self.platform.set_rng_state(drawn.generators[device], device)
+        for stream, _ in self._streams:
+            if stream in drawn.streams:
+                stream.set_state(drawn.streams[stream])
 
     @contextmanager
     def restored(self) -> Iterator[None]:
