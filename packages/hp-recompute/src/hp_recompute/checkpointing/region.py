@@ -95,7 +95,7 @@ class Region:
         self.handles: list[weakref.ref[_Handle]] = []
         self.outputs_of_excluded: list[Any] = []
         """Of modules that do not run again, in order."""
-        self._values: dict[int, Tensor] = {}
+        self._values: dict[int, _Saved] = {}
         self.is_in_first_run = False
         given: Contexts = options.context_fn() if options.context_fn else (nullcontext(), nullcontext())
         self._forward_context, self._again_context = given
@@ -142,14 +142,14 @@ class Region:
     def unpack(self, handle: _Handle) -> Tensor:
         """What stands behind a handle."""
         if handle.index in self._values:
-            return self._values.pop(handle.index)
+            return self._values.pop(handle.index).value(self)
         with ExitStack() as stack:
             if self.is_in_first_run:  # see [Note: backward inside]
                 stack.enter_context(self.agreement.interrupted())
                 if self.kept is not None:
                     stack.enter_context(self.kept.interrupted())
             values = self._run_again()
-        value = values.pop(handle.index)
+        value = values.pop(handle.index).value(self)
         if self.platform.is_in_backward():  # which asks for the others, too
             self.platform.queue_backward_callback(self._values.clear)
             self._values.update(values)
@@ -169,7 +169,7 @@ class Region:
         finally:
             self.is_in_first_run = False
 
-    def _run_again(self) -> dict[int, Tensor]:
+    def _run_again(self) -> dict[int, _Saved]:
         """What is saved this time, of what is wanted."""
         platform = self.platform
         args, kwargs = self.inputs.again()
@@ -194,6 +194,24 @@ class Region:
         return run.values
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """A tensor that the second run saved, and how often it had been written then."""
+
+    tensor: Tensor
+    version: int
+
+    def value(self, region: Region) -> Tensor:
+        """RuntimeError if the function has written it since, as of autograd itself."""
+        if region.platform.version(self.tensor) != self.version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: {name_of(region.function)} "
+                f"writes to a tensor of shape {tuple(self.tensor.shape)} after it was saved for backward; without the checkpoint this "
+                "fails as well: write to a clone"
+            )
+        return self.tensor
+
+
 class _FirstRun:
     """Of a region."""
 
@@ -213,7 +231,7 @@ class _SecondRun:
         self._stops_early = region.options.early_stop or region.is_in_first_run
         self.num_excluded = 0
         """How many modules that do not run again have been passed."""
-        self.values: dict[int, Tensor] = {}
+        self.values: dict[int, _Saved] = {}
         self._num_saved = 0
         self._wanted = {index for index, handle in enumerate(region.handles) if handle() is not None}
         self._num_missing = len(self._wanted)
@@ -226,7 +244,7 @@ class _SecondRun:
             kept = self.region.platform.detach(x)
         agreement.saves_again(index, x)
         if index in self._wanted:
-            self.values[index] = kept
+            self.values[index] = _Saved(kept, self.region.platform.version(kept))
             self._num_missing = self._num_missing - 1
             if self._num_missing == 0 and self._stops_early:
                 raise _Stop(self)
