@@ -75,6 +75,11 @@ class SwapManager(NamedGroups):
         """Bytes of the host's memory that are taken: in use, or kept for the next step."""
         return sum(pool.nbytes for pool in self._pools.values())
 
+    @property
+    def device_nbytes(self) -> int:
+        """Bytes on devices, in this moment, of what groups have saved and may move."""
+        return sum(group.nbytes[0] for group in list(self._live.values()))
+
     def free_host_memory(self) -> None:
         """Give back what is kept for the next step."""
         for pool in self._pools.values():
