@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import main
-from bench.cases import fsdp_training, recompute, recompute_measured, recompute_sides
+from bench.cases import fsdp_training, recompute, recompute_measured, recompute_picture, recompute_sides
 from bench.cases.recompute_measured import Course, Found, Measured, Share
 from bench.cases.recompute_row import HEADER, Row
 from bench.cases.recompute_settings import ON_HOST, SETTINGS, Side, sizes_for
@@ -126,3 +126,20 @@ def test_a_wrong_call_is_refused_and_rows_are_listed(capsys: pytest.CaptureFixtu
     assert "no row is named offload; the rows are: full, selective, swap" in capsys.readouterr().err
     assert main(["recompute", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(SETTINGS)
+
+
+def test_the_picture_shows_every_side_once_where_it_lies(tmp_path: Path) -> None:
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "curve.svg"
+    rows.write_text("\n".join(row(name, 11.0, 13.0).to_json() for name in ("full", "swap")))
+    assert recompute_picture.main([str(rows), str(picture)]) == 0
+    drawn = picture.read_text()
+    assert drawn.count("<circle") == len(
+        {"plain", "checkpoint", "torch checkpoint", "swap", "torch save_on_cpu"}
+    )
+    for side in ("plain", "torch save_on_cpu"):
+        assert drawn.count(f">{side}<") == 1
+    assert recompute_picture.main([]) == 2
+    with pytest.raises(ValueError, match="the row of plain has no memory: measure on a GPU"):
+        recompute_picture.points(
+            [json.dumps({"sides": {"plain": {"milliseconds": 1.0, "peak_bytes": None}}})]
+        )
