@@ -70,8 +70,9 @@ class MuonSteps(OptimizerSteps):
     Values: a sharded step has the momentum of the unsharded one to the bit, and its update to rounding of ``ns_dtype``; replicas
     stay equal to the bit.
 
-    Errors: ValueError for vectors, placements, options and rules that do not fit; RuntimeError on all ranks where ranks have
-    gradients of different parameters.
+    Errors: ValueError for vectors, placements, options and rules that do not fit; RuntimeError on all ranks that meet for the first time
+    with gradients of different parameters; where one of them comes with parameters that it had before, the others end by the
+    group's time-out.
     """
 
     HYPERPARAMETERS: ClassVar[frozenset[str]] = frozenset(
