@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from hp_dtensor.placements import Partial
 from hp_dtensor.spec import shown
-from hp_optim.base import OptimizerSteps, gradient_of
+from hp_optim.base import OptimizerSteps, gradient_of, own_gradient
 from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
 from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.pipeline import run
-from hp_optim.muon.placed import device_of_iteration, named, own_gradient, rate_on
+from hp_optim.muon.placed import device_of_iteration, named, rate_on
 from hp_optim.muon.plan import Known, Plans
 from hp_optim.muon.scale import DEFAULT_RULE, MATCHED_ADAMW_RMS, ScaleRule, scale_rule
 from hp_optim.muon.step import Iteration, Step, Updated
@@ -210,7 +210,7 @@ class MuonSteps(OptimizerSteps):
                 local = platform.detach(local_of(parameter))
                 storage = platform.device_of(local)
                 if gradient is not None:
-                    own = own_gradient(parameter, gradient)
+                    own = own_gradient("Muon", parameter, gradient)
                     state = self.state[parameter]
                     if BUFFER not in state:
                         state[BUFFER] = like(parameter, platform.zeros_like(own))

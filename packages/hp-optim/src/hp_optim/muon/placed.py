@@ -6,30 +6,13 @@ from typing import Any
 
 from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group
-from hp_optim.pieces import local_of
 from hp_platform.platform import Platform
-from hp_platform.protocols.tensor import Tensor
 
 
 def named(group: Group) -> list[tuple[Any, str]]:
     """The group's parameters with their names, empty ones where it has none. None of both if it is only options."""
     parameters = group.get(PARAMS, ())
     return list(zip(parameters, group.get(NAMES, [""] * len(parameters)), strict=True))
-
-
-def own_gradient(parameter: Any, gradient: Any) -> Tensor:
-    """This rank's piece of the gradient, placed as the parameter: sums over ranks are made, and what lies otherwise is moved."""
-    spec = getattr(parameter, "_spec", None)
-    if spec is not None and getattr(gradient, "_spec", spec) is not spec:
-        gradient = gradient.redistribute(spec.mesh, spec.placements)
-    own = local_of(gradient)
-    local = local_of(parameter)
-    if tuple(own.shape) != tuple(local.shape):
-        raise ValueError(
-            f"Muon: the gradient of a parameter of shape {tuple(parameter.shape)} has shape {tuple(own.shape)} on this rank, which holds "
-            f"{tuple(local.shape)} of it: give this rank's shard, or a DTensor"
-        )
-    return own
 
 
 def rate_on(platform: Platform, lr: Any, device: str) -> Any:
