@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from hp_recompute.checkpointing.policies import CheckpointPolicy as CheckpointPolicy
     from hp_recompute.checkpointing.wrappers import checkpoint_exclude_wrapper as checkpoint_exclude_wrapper
     from hp_recompute.checkpointing.wrappers import checkpoint_wrapper as checkpoint_wrapper
+    from hp_recompute.swapping.budget import BudgetPlan as BudgetPlan
     from hp_recompute.swapping.calls import swap as swap
     from hp_recompute.swapping.manager import SwapManager as SwapManager
     from hp_recompute.swapping.wrappers import swap_tensor_wrapper as swap_tensor_wrapper
     from hp_recompute.swapping.wrappers import swap_wrapper as swap_wrapper
 
 _WHERE = {
+    "BudgetPlan": "swapping.budget",
     "CheckpointError": "checkpointing.errors",
     "CheckpointPolicy": "checkpointing.policies",
     "SwapManager": "swapping.manager",

@@ -27,6 +27,8 @@ def make_blocks(world: World, number: int = 3) -> list[Any]:
     class Block(platform.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.look: Callable[[], None] | None = None
+            """Called when all is saved that is."""
             for name, shape in {
                 "qkv": (3 * WIDTH, WIDTH),
                 "out": (WIDTH, WIDTH),
@@ -45,7 +47,10 @@ def make_blocks(world: World, number: int = 3) -> list[Any]:
             q, k, v = platform.split(platform.linear(platform.sin(x), self.qkv), [WIDTH] * 3, 1)
             scores = platform.softmax(platform.matmul(q, platform.transpose(k, 0, 1)))
             x = x + self.dropped(platform.linear(platform.matmul(scores, v), self.out))
-            return x + platform.linear(platform.gelu(platform.linear(x, self.up)), self.down)
+            y = x + platform.linear(platform.gelu(platform.linear(x, self.up)), self.down)
+            if self.look is not None:
+                self.look()
+            return y
 
     return [Block() for _ in range(number)]
 

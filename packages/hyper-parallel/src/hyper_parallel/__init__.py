@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from hp_platform import init_process_group as init_process_group
     from hp_platform import mark_created_groups as mark_created_groups
     from hp_platform import split_group as split_group
+    from hp_recompute import BudgetPlan as BudgetPlan
     from hp_recompute import CheckpointError as CheckpointError
     from hp_recompute import CheckpointPolicy as CheckpointPolicy
     from hp_recompute import SwapManager as SwapManager
@@ -185,6 +186,7 @@ _WHERE = {
     "checkpoint_wrapper": "hp_recompute",
     "keep_collectives_policy": "hp_recompute",
     "swap": "hp_recompute",
+    "BudgetPlan": "hp_recompute",
     "swap_tensor_wrapper": "hp_recompute",
     "swap_wrapper": "hp_recompute",
     "SwapManager": "hp_recompute",

@@ -25,6 +25,8 @@ class SwapOptions:
 
     policy: SwapPolicy | None = None
     group_swap: bool = False
+    stays_nbytes: int = 0
+    """Of what may go, this much stays: what is saved first, as far as whole memories fit."""
     only_tagged: bool = False
     """Whether only what :func:`hp_recompute.swap_tensor_wrapper` was given is swapped."""
 
@@ -46,6 +48,7 @@ def swap(
     *args: Any,
     policy_fn: SwapPolicy | None = None,
     group_swap: bool = False,
+    device_budget_bytes: int | None = None,
     **kwargs: Any,
 ) -> Any:
     """``function(*args, **kwargs)``, of which what backward needs waits in the host's memory.
@@ -61,6 +64,10 @@ def swap(
             stay. None: all are swapped. Never swapped: parameters and views of them, tensors on the host, without elements, or with
             memory that somebody else holds beyond the function (its outputs).
         group_swap: copy small tensors packed together, in buckets of at most 32 MiB.
+        device_budget_bytes: another way to call it, ``swap(model, step, device_budget_bytes=...)``: ``model`` is a list of layers, or a
+            module with a ModuleList of them, and ``step()`` does a forward and a backward of it, which is measured twice. From then on
+            each layer keeps, swaps or computes again what it saves, so that at most so many bytes of it are on the device at the same
+            time; the result is a :class:`hp_recompute.BudgetPlan`, which prints as a table. Meant for one micro-batch in flight.
 
     On a device without a memory of its own (cpu), without recording, and inside of a checkpointed function, whose insides are not kept
     at all, it is the plain call. Communication: none.
@@ -68,11 +75,26 @@ def swap(
     Raises RuntimeError for another answer of ``policy_fn``, and in backward if a saved tensor was changed in place; ValueError for what
     is not callable and for wrong options.
     """
+    if device_budget_bytes is not None:
+        return _fitted(function, args, kwargs, device_budget_bytes)
     if not callable(function):
         raise ValueError(
             f"swap takes a callable and its arguments, got {type(function).__name__}: swap(block, x), not swap(block(x))"
         )
     return swapped(function, args, kwargs, checked_options(policy_fn, group_swap))
+
+
+def _fitted(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget: int) -> Any:
+    from hp_recompute.swapping.fitted import fit
+
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+        raise ValueError(f"device_budget_bytes is a positive number of bytes, got {budget!r}")
+    if len(args) != 1 or kwargs or not callable(args[0]):
+        raise ValueError(
+            "swap with device_budget_bytes takes a model and a function that does a step with it, forward and backward: "
+            "swap(model, step, device_budget_bytes=...)"
+        )
+    return fit(model, args[0], budget)
 
 
 def checked_options(policy_fn: SwapPolicy | None, group_swap: bool) -> SwapOptions:
@@ -101,6 +123,7 @@ def swapped(
     group = manager.begin(
         name_of(function), fused=options.group_swap, only_chosen=options.only_tagged, link=link
     )
+    group.stays_nbytes = options.stays_nbytes
     out = None
     try:
         with platform.saved_tensors_hooks(lambda x: group.save(x, options.is_swapped), SavedTensor.get):

@@ -35,6 +35,10 @@ class Group:
         self.manager, self.name, self.ordinal, self.link = manager, name, ordinal, link
         self.platform: Platform = manager.platform
         self.fused, self.only_chosen = fused, only_chosen
+        self.stays_nbytes = 0
+        """So much of what may go stays; see :class:`hp_recompute.swapping.calls.SwapOptions`."""
+        self.movable_nbytes = 0
+        """Of memories that nobody else holds: those that have started for the host, or were there when backward came."""
         self.is_wanted = False
         """Whether backward has asked for something of it."""
         self._storages: weakref.WeakValueDictionary[int, SwappedStorage] = weakref.WeakValueDictionary()
@@ -65,6 +69,10 @@ class Group:
         if storage is None:
             storage = SwappedStorage(platform, self, device, place.key)
             self._storages[place.key] = storage
+            size = platform.storage_nbytes(x)
+            if size <= self.stays_nbytes:
+                self.stays_nbytes = self.stays_nbytes - size
+                self._protected.add(place.key)
         saved = SavedTensor(platform, kept, place, storage, name)
         storage.add(saved)
         return saved
@@ -110,6 +118,14 @@ class Group:
     def _living(self) -> list[SwappedStorage]:
         return list(self._storages.values())
 
+    def has_stayed(self) -> None:
+        """Backward has come before it started for the host."""
+        self.movable_nbytes = sum(
+            storage.full_nbytes
+            for storage in self._living()
+            if storage.key not in self._protected and storage.is_worth_it()
+        )
+
     @property
     def nbytes(self) -> tuple[int, int]:
         """Of what it has saved and may move: on the device, and on the host only."""
@@ -137,6 +153,7 @@ class Group:
             worth = [storage for storage in storages if storage.is_worth_it()]
             if not worth:
                 continue
+            self.movable_nbytes = self.movable_nbytes + sum(storage.full_nbytes for storage in worth)
             copies, pool = self.manager.copies_of(device), self.manager.pool_of(device)
             alone = [storage for storage in worth if id(storage) not in fused]
             packed = [storage for storage in worth if id(storage) in fused]

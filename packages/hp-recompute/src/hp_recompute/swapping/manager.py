@@ -132,7 +132,9 @@ class SwapManager(NamedGroups):
         if group.ordinal == BY_HAND or self._last_wanted() is group:
             return
         self._last_wanted = weakref.ref(group)
-        self._ended = [each for each in self._ended if each is not group]
+        if any(each is group for each in self._ended):
+            self._ended = [each for each in self._ended if each is not group]
+            group.has_stayed()
         self._order.wanted(group.ordinal)
         if not group.is_wanted and self.platform.is_in_backward():
             group.is_wanted = True
