@@ -136,7 +136,10 @@ def test_gathered_parameters_are_not_swapped(world: World) -> None:
                 gradients(world, model, (0,))
     trained = {(8, 5), (5, 8)}
     assert asked
-    assert not asked & trained
+    # A framework that does not tell what a tensor is a view of cannot leave out views of gathered parameters: they go along.
+    a_view = world.platform.narrow(world.platform.zeros((2, 2), "float32", world.device), 0, 0, 1)
+    if world.platform.view_base(a_view) is not None:
+        assert not asked & trained
 
 
 @distributed(world_size=2)
