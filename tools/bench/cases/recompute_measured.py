@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from bench.cases.recompute_settings import OF_SWAP, Setting, Side
+from bench.cases.recompute_settings import Setting, Side
 from bench.models.sizes import Sizes
 
 # Of a tensor, relative to its norm: attention on GPUs adds up its gradients in any order.
@@ -67,13 +66,9 @@ class Found:
 def measure(settings: Sequence[Setting], sizes: Sizes, course: Course) -> Found:
     """All sides in turn, on one rank. RuntimeError if one computes something else than the plain side."""
     from bench.cases.fsdp_training import device
-    from bench.cases.recompute_sides import Layers, has_swap
+    from bench.cases.recompute_sides import Layers
 
-    wanted = dict.fromkeys(side for setting in settings for side in setting.sides)
-    missing = [side for side in wanted if side in OF_SWAP and not has_swap()]
-    for side in missing:
-        print(f"{side.value}: not measured, this version has no swap", file=sys.stderr)
-    chosen = [side for side in wanted if side not in missing]
+    chosen = list(dict.fromkeys(side for setting in settings for side in setting.sides))
     apart = _compared(chosen, replace(sizes, layers=min(sizes.layers, 3)), device())
     layers = Layers(sizes, device())
     share = _share(layers, course)

@@ -56,7 +56,6 @@ SETTINGS: dict[str, Setting] = {
         Setting("mixed", Side.MIXED, Side.TORCH_MIXED),
     )
 }
-OF_SWAP = (Side.SWAP, Side.FITTING, Side.MIXED)
 ON_GPU = replace(SIZES["8b"], layers=8, length=8192)
 ON_HOST = replace(SIZES["tiny"], layers=4)
 

@@ -55,13 +55,6 @@ class Layers:
         return [_wrapped(block, _way(side, index, num_fitting)) for index, block in enumerate(self.blocks)]
 
 
-def has_swap() -> bool:
-    """Whether this version of ours can swap."""
-    import hp_recompute
-
-    return "swap_wrapper" in hp_recompute.__all__
-
-
 def _way(side: Side, index: int, num_fitting: int) -> Side:
     """Of one layer: of a mixed side one that is not mixed."""
     if side is Side.FITTING:

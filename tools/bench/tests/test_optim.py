@@ -1,7 +1,6 @@
-"""The rows of `bench optim`: which are chosen, what is compared, what a row says, and a whole run of a tiny model."""
+"""The rows of `bench optim`: which are chosen, what is compared, and what a row says."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +8,13 @@ import pytest
 from bench.__main__ import main
 from bench.cases import optim
 from bench.cases.optim import chosen
-from bench.cases.optim_measured import Course, Measured, bytes_in_theory, over_rounds, slowest
+from bench.cases.optim_measured import Measured, over_rounds, slowest
 from bench.cases.optim_row import HEADER, Row
-from bench.cases.optim_settings import SETTINGS, Setting, Side
+from bench.cases.optim_settings import SETTINGS, Side
 from bench.conditions import Conditions
-from bench.models.sizes import SIZES
 
 CONDITIONS = Conditions("4 GPUs of a test", {"torch": "2.11.0"}, "0123456789ab")
 MIB = 2**20
-TINY = Setting("tiny", SIZES["tiny"])
-ELEMENTS = 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
 
 
 def row(ours: float, limit: float, sent: int = 100, peaks: tuple[Any, Any] = (MIB, 2 * MIB)) -> Row:
@@ -85,61 +81,6 @@ def test_the_slowest_rank_the_mean_of_the_bytes_and_the_median_round_count() -> 
     assert found == Measured(2.0, 7, 15, {"all_to_all": 2})
     assert slowest([Measured(1.0)]).peak_bytes is None
     assert over_rounds([Measured(1.0, 7, 3), Measured(9.0, 8, 3), Measured(2.0, 6, 3)]) == Measured(2.0, 8, 3)
-
-
-def test_every_element_is_sent_once_there_and_once_back_but_for_those_that_are_there() -> None:
-    assert bytes_in_theory(TINY, 1) == 0
-    for ranks in (2, 4):
-        assert bytes_in_theory(TINY, ranks) * ranks == 2 * 2 * ELEMENTS * (ranks - 1) // ranks
-    # Of two replicas one gives what its other rank has; the owner's results go to three shards.
-    replicated = Setting("tiny", SIZES["tiny"], replicas=2)
-    assert bytes_in_theory(replicated, 4) * 4 == 2 * (ELEMENTS // 2 + 3 * ELEMENTS // 2)
-
-
-def test_the_sides_take_turns_once_they_are_known_to_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def on_ranks(num_ranks: int, function: Any, *args: Any) -> list[Any]:
-        calls.append(args[0].name if function is optim.measure else function.__name__)
-        return [Measured(1.0) if function is optim.measure else 0.5] * num_ranks
-
-    monkeypatch.setattr(optim, "on_ranks", on_ranks)
-    found = optim.run(TINY, 2, Course(rounds=2), CONDITIONS)
-    assert calls == ["compare", *["OURS", "LIMIT", "PEER", "ADAMW"] * 2]
-    assert found.apart == 0.5
-    assert found.of(Side.LIMIT) == 1.0
-
-
-def test_a_tiny_model_is_measured_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(optim, "num_gpus", lambda: 0)
-    file = tmp_path / "rows.jsonl"
-    arguments = [
-        "--ranks",
-        "2",
-        "--rounds",
-        "1",
-        "--warm",
-        "1",
-        "--steps",
-        "1",
-        "--layers",
-        "1",
-        "--json",
-        str(file),
-    ]
-    assert main(["optim", "1b", *arguments]) in (
-        0,
-        1,
-    )  # times of a tiny model on a processor reach nothing, or do
-    (values,) = [json.loads(line) for line in file.read_text().splitlines()]
-    assert values["case"] == "optim tiny-for-1b-layers1"
-    assert values["goals"]["sent <= 1.01 x theory"] is True
-    assert values["sides"]["Muon"]["sent_bytes"] > 0
-    assert set(values["sides"]["Muon"]["launches"]) == {"all_to_all"}
-    assert 0 < values["apart"] < 0.1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("| tiny-for-1b-layers1 | 2 |")
 
 
 def test_a_wrong_call_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

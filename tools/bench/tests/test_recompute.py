@@ -1,22 +1,20 @@
-"""The rows of `bench recompute`: which are chosen, what is compared, what a row says, and a whole run of tiny layers."""
+"""The rows of `bench recompute`: which are chosen, what is compared, and what a row says."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.__main__ import main
-from bench.cases import fsdp_training, recompute, recompute_measured, recompute_picture, recompute_sides
-from bench.cases.recompute_measured import Course, Found, Measured, Share
+from bench.cases import recompute_picture
+from bench.cases.recompute_measured import Found, Measured, Share
 from bench.cases.recompute_row import HEADER, Row
-from bench.cases.recompute_settings import ON_HOST, SETTINGS, Side, sizes_for
+from bench.cases.recompute_settings import SETTINGS, Side, sizes_for
 from bench.conditions import Conditions
 from bench.models.sizes import SIZES
 
 CONDITIONS = Conditions("a GPU of a test", {"torch": "2.11.0"}, "0123456789ab")
 MIB = 2**20
-ONCE = Course(rounds=1, warm=1, timed=1)
 
 
 def row(name: str, ours: float, peer: float, peak: int | None = 2 * MIB) -> Row:
@@ -68,55 +66,6 @@ def test_a_row_as_a_table_and_as_json(name: str, peer: str) -> None:
 def test_layers_are_large_on_a_gpu_and_tiny_without() -> None:
     assert (sizes_for(1).dim, sizes_for(1).layers, sizes_for(1).length) == (4096, 8, 8192)
     assert (sizes_for(0).dim, sizes_for(0, layers=2, length=16).length) == (SIZES["tiny"].dim, 16)
-
-
-def test_a_side_that_computes_something_else_makes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = recompute_sides._wrapped
-
-    def wrapped(block: Any, side: Side) -> Any:
-        layer = own(block, side)
-        return (lambda *args: layer(*args) * 2) if side is Side.FULL else layer
-
-    monkeypatch.setattr(recompute_sides, "_wrapped", wrapped)
-    with pytest.raises(RuntimeError, match="do not compute the same: checkpoint differs from plain by"):
-        recompute_measured._compared([Side.TORCH_FULL, Side.FULL], ON_HOST, "cpu")
-
-
-def test_all_sides_compute_the_same_bits_on_a_processor() -> None:
-    apart = recompute_measured._compared(list(Side), ON_HOST, "cpu")
-    assert apart == dict.fromkeys(Side, 0.0)
-
-
-def test_rows_of_swap_are_left_out_with_a_message_where_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = Found({Side.PLAIN: Measured(1.0, None)}, {Side.PLAIN: 0.0}, Share(1, 1.0, 1.0), 0)
-    monkeypatch.setattr(recompute, "on_ranks", lambda *args: [found])
-    assert recompute.run([SETTINGS["swap"]], ON_HOST, ONCE, CONDITIONS) == []
-    monkeypatch.setattr(recompute_sides, "has_swap", lambda: False)
-    monkeypatch.setattr(fsdp_training, "device", lambda: "cpu")
-    monkeypatch.setattr(recompute_measured, "_compared", lambda *args: {})
-    monkeypatch.setattr(recompute_measured, "_share", lambda *args: found.share)
-    monkeypatch.setattr(recompute_measured, "_measured", lambda *args: found.sides[Side.PLAIN])
-    assert list(recompute_measured.measure([SETTINGS["swap"]], ON_HOST, ONCE).sides) == [
-        Side.PLAIN,
-        Side.TORCH_SWAP,
-    ]
-    assert "swap: not measured, this version has no swap" in capsys.readouterr().err
-
-
-def test_tiny_layers_are_measured_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recompute, "num_gpus", lambda: 0)
-    file = tmp_path / "rows.jsonl"
-    arguments = ["--layers", "2", "--rounds", "1", "--warm", "1", "--steps", "1", "--json", str(file)]
-    # Times of tiny layers on a processor reach nothing, or do.
-    assert main(["recompute", "full", "sel*", *arguments]) in (0, 1)
-    values = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [each["case"] for each in values] == ["recompute full", "recompute selective"]
-    assert all(each["share"]["saved_bytes"] > 0 for each in values)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("| selective |")
 
 
 def test_a_wrong_call_is_refused_and_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
