@@ -28,6 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"determinism_check": "operations"},
     {"policy_fn": [torch.matmul], "early_stop": False, "determinism_check": "operations"},
 ]
+NAMES = ["plain", "to the end", "products", "everything", "products, to the end", "operations", "all of it"]
 
 
 def assert_same(
@@ -222,7 +223,7 @@ def test_graphs_of_several_threads_do_not_meet() -> None:
     assert not failures
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
 def test_memory_goes_with_the_graph_and_needs_no_collector(options: dict[str, Any]) -> None:
     class Noted:
         """Lives as long as the arguments are kept."""

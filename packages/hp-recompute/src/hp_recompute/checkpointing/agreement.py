@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
 from hp_platform.platform import Platform, require
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.errors import CheckpointError
+from hp_recompute.checkpointing.pausing import Pausing
 
 CHECKS = ("default", "operations", "none")
 
@@ -22,7 +23,7 @@ def check_name(platform: Platform, check: str) -> None:
         require(platform, "operation_dispatch", what='determinism_check="operations"')
 
 
-class Agreement:
+class Agreement(Pausing):
     """Notes the first run, and compares the second.
 
     ``"default"``: shapes and dtypes of saved tensors. ``"operations"``: also the names of all operations below autograd, and the shapes
@@ -31,11 +32,11 @@ class Agreement:
     """
 
     def __init__(self, platform: Platform, check: str) -> None:
+        super().__init__()
         self.platform = platform
         self._check = check
         self._saved: list[tuple[Any, Any]] = []
         self._operations: list[str] = []
-        self._is_paused = self._is_interrupted = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -67,26 +68,8 @@ class Agreement:
                 'determinism_check="operations" finds the first operation that differs'
             )
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What runs inside is not compared: it does not run twice, or is the checkpoint's own work."""
-        before, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = before
-
-    @contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """A second run inside of the first, which does not see it."""
-        before, self._is_interrupted = self._is_interrupted, True
-        try:
-            yield
-        finally:
-            self._is_interrupted = before
-
     def _note(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        if not (self._is_paused or self._is_interrupted or self.platform.is_cast(operation)):
+        if not (self.is_paused or self.is_interrupted or self.platform.is_cast(operation)):
             self._operations.append(_described(self.platform, operation, args))
         return operation(*args, **kwargs)
 
@@ -94,7 +77,7 @@ class Agreement:
         numbers = count()
 
         def compare(operation: Any, args: Any, kwargs: Any) -> Any:
-            if not (self._is_paused or self.platform.is_cast(operation)):
+            if not (self.is_paused or self.platform.is_cast(operation)):
                 number, found = next(numbers), _described(self.platform, operation, args)
                 before = next(expected, "nothing: it had ended")
                 if found != before:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hp_platform.containers import map_tensors, tensors_in
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.errors import CheckpointError
+from hp_recompute.checkpointing.pausing import Pausing
 from hp_recompute.checkpointing.policies import (
     KEPT,
     CheckpointPolicy,
@@ -22,15 +22,15 @@ from hp_recompute.swapping.group import Group
 from hp_recompute.swapping.storage import SavedTensor
 
 
-class KeptResults:
+class KeptResults(Pausing):
     """Of one region, by operation in the order in which it ran."""
 
     def __init__(self, platform: Platform, policy: Policy, swaps: RegionSwaps) -> None:
+        super().__init__()
         self.platform = platform
         self.policy = policy
         self.swaps = swaps
         self._kept: dict[Any, list[_Result]] = {}
-        self._is_paused = self._is_interrupted = False
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
@@ -48,27 +48,9 @@ class KeptResults:
     def answer(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> CheckpointPolicy:
         """What becomes of the operation's result."""
         platform = self.platform
-        if self._is_paused or not platform.can_be_kept(operation) or platform.is_cast(operation):
+        if self.is_paused or not platform.can_be_kept(operation) or platform.is_cast(operation):
             return CheckpointPolicy.MUST_RECOMPUTE
         return answer_of(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What runs inside does not run twice."""
-        before, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = before
-
-    @contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """A second run inside of the first, which keeps nothing of it."""
-        before, self._is_interrupted = self._is_interrupted, True
-        try:
-            yield
-        finally:
-            self._is_interrupted = before
 
     def taken(self, operation: Any, number: int) -> Any:
         """The result of an operation's call with this number."""
@@ -82,7 +64,7 @@ class KeptResults:
 
     def _first(self, operation: Any, args: Any, kwargs: Any) -> Any:
         out = operation(*args, **kwargs)
-        if not self._is_interrupted:
+        if not self.is_interrupted:
             answer = self.answer(False, operation, args, kwargs)
             if answer in KEPT:
                 group = self.swaps.group() if answer is CheckpointPolicy.MUST_SWAP else None
