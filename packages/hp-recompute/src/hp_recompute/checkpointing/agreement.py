@@ -35,18 +35,20 @@ class Agreement(Pausing):
         super().__init__()
         self.platform = platform
         self._check = check
+        self.watches = check == "operations"
+        """Whether operations are looked at, and not only what is saved."""
         self._saved: list[tuple[Any, Any]] = []
         self._operations: list[str] = []
 
     def first_run(self) -> AbstractContextManager[Any]:
         """Around it."""
-        if self._check != "operations":
+        if not self.watches:
             return nullcontext()
         return self.platform.watch_operations(self._note)
 
     def second_run(self) -> AbstractContextManager[Any]:
         """Around it. CheckpointError inside, at the first operation that differs."""
-        if self._check != "operations":
+        if not self.watches:
             return nullcontext()
         return self.platform.watch_operations(self._comparison(iter(self._operations)))
 

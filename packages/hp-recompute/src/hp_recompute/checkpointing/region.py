@@ -239,9 +239,12 @@ class _SecondRun:
     def pack(self, x: Tensor) -> Tensor:
         """Notes ``x``. The graph of this run keeps it too: the function may go backward inside of itself."""
         index, self._num_saved = self._num_saved, self._num_saved + 1
-        agreement = self.region.agreement
-        with agreement.paused():
-            kept = self.region.platform.detach(x)
+        agreement, detach = self.region.agreement, self.region.platform.detach
+        if agreement.watches:
+            with agreement.paused():
+                kept = detach(x)
+        else:  # once per saved tensor
+            kept = detach(x)
         agreement.saves_again(index, x)
         if index in self._wanted:
             self.values[index] = _Saved(kept, self.region.platform.version(kept))
