@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 
 from hp_platform import _process
+from hp_platform import platform as platform_module
+from hp_platform.on_platform import when_known
 from hp_platform.platform import ENVIRONMENT_VARIABLE, PlatformType, _choose, get_platform
 
 pytestmark = pytest.mark.once
@@ -84,3 +86,17 @@ def test_a_process_has_one_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     found = object()
     monkeypatch.setattr(_process.state, "platform", found)
     assert get_platform() is found
+
+
+def test_what_waits_for_the_platform_runs_once_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    known = get_platform()
+    monkeypatch.setattr(_process.state, "platform", None)
+    when_known(seen.append)
+    assert seen == []
+    monkeypatch.setattr(platform_module, "_load", lambda kind: known)
+    assert get_platform() is known
+    assert get_platform() is known
+    assert seen == [known]
+    when_known(seen.append)
+    assert seen == [known, known]

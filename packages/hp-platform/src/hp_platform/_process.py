@@ -29,6 +29,8 @@ class ProcessState:
     platform: Platform | None = None
     made_for_platform: dict[Any, Any] = field(default_factory=dict)
     """See :func:`hp_platform.on_platform.once`."""
+    upon_platform: list[Any] = field(default_factory=list)
+    """What waits for the platform to be known; see :func:`hp_platform.on_platform.when_known`."""
     world: ProcessGroup | None = None
     """The default process group; group and mesh tables hang on it."""
     random_stream: RandomStream | None = None

@@ -33,3 +33,15 @@ def once(define: Callable[[Any], T]) -> Callable[[], T]:
         return made[define]
 
     return found
+
+
+def when_known(prepare: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A decorator: ``prepare(platform)`` runs as soon as the platform of the process is known: now, or when it is asked for first.
+
+    For what must have happened before a function is called, and cannot happen within the call: a compiler may be recording it.
+    """
+    if _process.state.platform is None:
+        _process.state.upon_platform.append(prepare)
+    else:
+        prepare(_process.state.platform)
+    return prepare

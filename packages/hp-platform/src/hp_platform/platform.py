@@ -81,6 +81,8 @@ def get_platform() -> Platform:
     """
     if _process.state.platform is None:
         _process.state.platform = _load(_choose())
+        while _process.state.upon_platform:
+            _process.state.upon_platform.pop(0)(_process.state.platform)
     return _process.state.platform
 
 

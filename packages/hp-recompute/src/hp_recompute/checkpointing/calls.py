@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hp_platform.on_platform import once
+from hp_platform.on_platform import when_known
 from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.agreement import check_name
 from hp_recompute.checkpointing.kept_collectives import without_collectives
@@ -81,7 +81,6 @@ def checked_options(
 ) -> Options:
     """ValueError, or NotImplementedError, for what :func:`checkpoint` refuses."""
     platform = get_platform()
-    _keep_compilers_out()
     flags = {
         "preserve_rng_state": preserve_rng_state,
         "early_stop": early_stop,
@@ -115,13 +114,12 @@ def checkpointed(
 ) -> Any:
     """The call with options that were checked."""
     platform = get_platform()
-    _keep_compilers_out()
     if not platform.is_grad_enabled():
         return function(*args, **kwargs)
     return Region(platform, function, (args, kwargs), options).first_run(args, kwargs)
 
 
-@once
+@when_known
 def _keep_compilers_out(platform: Platform) -> None:
     """Of what stands between a compiled caller and the function, which is compiled by itself."""
     platform.run_uncompiled([Region.__init__, Region.pack, Region.unpack, RegionSwaps.end])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hp_platform.on_platform import once
+from hp_platform.on_platform import when_known
 from hp_platform.platform import Platform, get_platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.policies import CheckpointPolicy
@@ -116,7 +116,6 @@ def swapped(
     link: Link | None = None,
 ) -> Any:
     """The call with options that were checked. ``link``: its place in a chain."""
-    _keep_compilers_out()
     platform, manager = get_platform(), default_manager()
     if manager.is_idle:
         return function(*args, **kwargs)
@@ -133,7 +132,7 @@ def swapped(
     return out
 
 
-@once
+@when_known
 def _keep_compilers_out(platform: Platform) -> None:
     """Of what stands between a compiled caller and the function, which is compiled by itself."""
     platform.run_uncompiled([SwapManager.begin, SwapManager.end, Group.save, SavedTensor.get])
