@@ -308,6 +308,24 @@ def test_what_is_kept_of_a_watched_result_counts_the_writes_to_it(platform, devi
     assert platform.version(kept[0]) == before + 1
 
 
+def test_casts_are_told_from_other_operations(platform, make, lacks):
+    if lacks("operation_dispatch"):
+        assert not platform.is_cast(platform.cast)
+        return
+    seen = []
+
+    def note(operation, args, kwargs):
+        seen.append(platform.is_cast(operation))
+        return operation(*args, **kwargs)
+
+    x = make([1.0])
+    with platform.watch_operations(note):
+        platform.exp(x)
+        assert seen == [False]
+        platform.cast(x, platform.dtype("float16"))
+    assert True in seen
+
+
 def test_operations_are_done_by_who_watches(platform, device, make, equal, lacks):
     if lacks("operation_dispatch"):
         assert not platform.operations_of(platform.exp)
