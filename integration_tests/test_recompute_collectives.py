@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallelize_module
+from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, parallelize_module
 from hp_fsdp import fully_shard
 from hp_platform import collectives, init_device_mesh
 from hp_platform.collectives import differentiable
@@ -22,52 +24,16 @@ from hp_recompute import (
 )
 from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
 
-
-def widest(world: World) -> str:
-    return "float64" if world.platform.supports("float64_compute", world.device) else "float32"
-
-
-def whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+sys.path.insert(0, str(Path(__file__).parent))
+from recompute_parts import assert_equal, stack_of_two_layers, whole, widest
 
 
 def make_model(world: World) -> Any:
     """Two blocks of two layers, which tensor parallel styles can cut."""
-    platform, random = world.platform, np.random.default_rng(0)
-
-    class Layer(platform.Module):
-        def __init__(self, rows: int, columns: int) -> None:
-            super().__init__()
-            values = platform.tensor(random.uniform(-0.5, 0.5, (rows, columns)), widest(world), world.device)
-            self.weight = platform.parameter(values)
-
-        def forward(self, x: Any) -> Any:
-            return platform.linear(x, self.weight)
-
-    class Block(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = Layer(6, 4), Layer(4, 6)
-
-        def forward(self, x: Any) -> Any:
-            return platform.sin(x + self.down(platform.silu(self.up(x))))
-
-    class Model(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = platform.ModuleList([Block() for _ in range(2)])
-
-        def forward(self, x: Any) -> Any:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    return Model()
+    platform = world.platform
+    return stack_of_two_layers(
+        world, lambda block, x: platform.sin(x + block.down(platform.silu(block.up(x)))), num_blocks=2
+    )
 
 
 def gradients(world: World, model: Any) -> list[Any]:

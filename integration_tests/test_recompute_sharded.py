@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor, manual_seed, parallelize_module
+from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, manual_seed, parallelize_module
 from hp_dtensor import random as hp_random
 from hp_fsdp import fully_shard
 from hp_platform import init_device_mesh
@@ -16,47 +18,18 @@ from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import checkpoint, checkpoint_wrapper
 from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
 
-
-def widest(world: World) -> str:
-    return "float64" if world.platform.supports("float64_compute", world.device) else "float32"
+sys.path.insert(0, str(Path(__file__).parent))
+from recompute_parts import assert_equal, stack_of_two_layers, whole, widest
 
 
 def make_model(world: World) -> Any:
     """Three blocks of two layers with dropout, whose masks do not depend on the sharding."""
-    platform, random = world.platform, np.random.default_rng(0)
-
-    class Layer(platform.Module):
-        def __init__(self, rows: int, columns: int) -> None:
-            super().__init__()
-            values = platform.tensor(random.uniform(-0.5, 0.5, (rows, columns)), widest(world), world.device)
-            self.weight = platform.parameter(values)
-
-        def forward(self, x: Any) -> Any:
-            return platform.linear(x, self.weight)
-
-    class Block(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = Layer(6, 4), Layer(4, 6)
-
-        def forward(self, x: Any) -> Any:
-            return x + self.down(platform.silu(hp_random.dropout(self.up(x), 0.25)))
-
-    class Model(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = platform.ModuleList([Block() for _ in range(3)])
-
-        def forward(self, x: Any) -> Any:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    return Model()
-
-
-def whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    platform = world.platform
+    return stack_of_two_layers(
+        world,
+        lambda block, x: x + block.down(platform.silu(hp_random.dropout(block.up(x), 0.25))),
+        num_blocks=3,
+    )
 
 
 def gradients(world: World, model: Any, order: tuple[int, ...] = (0,)) -> list[Any]:
@@ -77,11 +50,6 @@ def gradients(world: World, model: Any, order: tuple[int, ...] = (0,)) -> list[A
     found = [platform.get_grad(x) for x in inputs]
     found.extend(platform.get_grad(p) for _, p in platform.named_parameters(model))
     return [platform.to_numpy(whole(x)) for x in found]
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def sharded(world: World, wrap: Callable[[Any], Any] | None, inside: bool, **options: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor, manual_seed
+from hp_dtensor import Replicate, Shard, distribute_tensor, manual_seed
 from hp_dtensor import random as hp_random
 from hp_fsdp import fully_shard
 from hp_platform import init_device_mesh
@@ -16,9 +18,8 @@ from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import CheckpointPolicy, checkpoint_wrapper, swap, swap_wrapper
 from hp_recompute.swapping.late_copies import late_copies
 
-
-def real(world: World) -> str:
-    return "float64" if world.platform.supports("float64_compute", world.device) else "float32"
+sys.path.insert(0, str(Path(__file__).parent))
+from recompute_parts import assert_equal, stack, whole, widest
 
 
 def make_model(world: World) -> Any:
@@ -29,7 +30,7 @@ def make_model(world: World) -> Any:
         def __init__(self) -> None:
             super().__init__()
             for name, shape in {"up": (8, 5), "down": (5, 8), "frozen": (5, 5)}.items():
-                values = platform.tensor(random.uniform(-1, 1, shape), real(world), world.device)
+                values = platform.tensor(random.uniform(-1, 1, shape), widest(world), world.device)
                 setattr(self, name, platform.parameter(values, requires_grad=name != "frozen"))
 
         def forward(self, x: Any) -> Any:
@@ -37,21 +38,7 @@ def make_model(world: World) -> Any:
             dropped = hp_random.dropout(middle, 0.5)
             return x + platform.linear(platform.linear(dropped, self.down), self.frozen)
 
-    class Model(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = platform.ModuleList([Block() for _ in range(4)])
-
-        def forward(self, x: Any) -> Any:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    return Model()
-
-
-def whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return stack(world, Block, 4)
 
 
 def gradients(world: World, model: Any, order: tuple[int, ...]) -> list[Any]:
@@ -61,7 +48,7 @@ def gradients(world: World, model: Any, order: tuple[int, ...]) -> list[Any]:
     random = np.random.default_rng(world.rank)
     inputs = [
         platform.set_requires_grad_(
-            platform.tensor(random.uniform(-1, 1, (3, 5)), real(world), world.device), True
+            platform.tensor(random.uniform(-1, 1, (3, 5)), widest(world), world.device), True
         )
         for _ in order
     ]
@@ -72,11 +59,6 @@ def gradients(world: World, model: Any, order: tuple[int, ...]) -> list[Any]:
         platform.backward([losses[index]])
     leaves = [*inputs, *(p for _, p in platform.named_parameters(model) if platform.requires_grad(p))]
     return [platform.to_numpy(whole(platform.get_grad(x))) for x in leaves]
-
-
-def assert_equal(found: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def sharded(world: World, wrap: Callable[[Any], Any] | None, *, inside: bool = True, **options: Any) -> Any:
@@ -148,7 +130,7 @@ def test_arguments_and_outputs_may_be_dtensors(world: World) -> None:
     mesh = init_device_mesh(world.device_type, (world.size,))
     found = []
     for run in (swap, lambda function, *args: function(*args)):
-        values = platform.tensor(np.linspace(-1, 1, 20).reshape(5, 4), real(world), world.device)
+        values = platform.tensor(np.linspace(-1, 1, 20).reshape(5, 4), widest(world), world.device)
         x = distribute_tensor(values, mesh, [Replicate()])
         weight = distribute_tensor(values, mesh, [Shard(0)])
         for leaf in (x, weight):
