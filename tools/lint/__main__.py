@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from lint import arrows, lazy_names, shared_code, top_level
+from lint import arrows, helper_names, lazy_names, shared_code, top_level
 
-CHECKS = (shared_code.check, arrows.check, lazy_names.check, top_level.check)
+CHECKS = (shared_code.check, arrows.check, helper_names.check, lazy_names.check, top_level.check)
 
 
 def main(root: Path) -> int:

@@ -14,7 +14,7 @@ from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fsdp_models import PROGRAMS, Maker, local, loss_of, make_mesh, tolerance
-from wrong_calls import CALLS, shard
+from refused_sharding import CALLS, shard
 
 
 def snapshot(world: World, model: Any) -> dict[str, Any]:

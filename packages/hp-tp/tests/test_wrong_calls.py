@@ -14,9 +14,9 @@ from hp_platform.testing import World, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).parent))
+from refused_plans import CALLS
 from tp_models import Config, Maker, make_mesh, model_of, token_ids
 from tp_plans import model_plan
-from wrong_calls import CALLS
 
 
 @pytest.mark.parametrize("name", list(CALLS))

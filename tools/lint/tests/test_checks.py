@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lint import arrows, lazy_names, shared_code, top_level
+from lint import arrows, helper_names, lazy_names, shared_code, top_level
 from lint.__main__ import main
 
 Write = Callable[[str, str], Path]
@@ -144,3 +144,36 @@ def test_a_module_does_not_hide_a_name_that_its_package_exports_lazily(
     write(f"{package}/__init__.py", f"{table}\n__getattr__, __dir__, __all__ = attach(__name__, _WHERE)\n")
     write(f"{package}/{file}", "")
     assert [violation.rule for violation in lazy_names.check(tmp_path)] == found
+
+
+def test_helpers_of_tests_have_names_of_their_own(tmp_path: Path, write: Write) -> None:
+    for file in (
+        "packages/hp-fsdp/tests/calls.py",
+        "packages/hp-tp/tests/calls.py",
+        "packages/hp-tp/tests/random/calls_of_random.py",
+        "packages/hp-fsdp/tests/test_parity.py",
+        "packages/hp-tp/tests/test_parity.py",
+        "packages/hp-fsdp/tests/torch_only/conftest.py",
+        "packages/hp-tp/tests/torch_only/conftest.py",
+        "packages/hp-tp/src/hp_tp/calls.py",
+        "integration_tests/queue.py",
+        "tools/npu_emulator/tests/calls.py",
+    ):
+        write(file, "")
+    assert [(str(v.path.relative_to(tmp_path)), v.rule, v.what) for v in helper_names.check(tmp_path)] == [
+        (
+            "packages/hp-tp/tests/calls.py",
+            "helper-name",
+            "the name 'calls' is that of packages/hp-fsdp/tests/calls.py too",
+        ),
+        (
+            "integration_tests/queue.py",
+            "helper-name",
+            "the name 'queue' is that of a module of Python's own",
+        ),
+        (
+            "tools/npu_emulator/tests/calls.py",
+            "helper-name",
+            "the name 'calls' is that of packages/hp-fsdp/tests/calls.py too",
+        ),
+    ]
