@@ -2,172 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import hp_dtensor
-from hp_dtensor import DTensor, Replicate
-from hp_fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    fully_shard,
-    get_optimizer_state_dict,
-    like_parameters,
-    set_optimizer_state_dict,
-)
+from hp_dtensor import Replicate
+from hp_fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from hp_optim import AdamW
-from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
-WIDTHS = ((4, 17), (17, 5), (5, 3), (3, 2))
-"""Of the layers of a unit: 2 to 17 rows, some of them fewer than ranks."""
-ROWS = 3
-
-
-def widest(world: World) -> str:
-    return "float64" if world.platform.supports("float64_compute", world.device) else "float32"
-
-
-def make_model(world: World, dtype: str, seed: int = 7) -> Any:
-    """A stack of two units, in one of which a layer is used only if it is asked for, and a scalar at the root."""
-    platform, random = world.platform, np.random.default_rng(seed)
-
-    def parameter(*shape: int) -> Any:
-        value = np.asarray(random.uniform(-0.5, 0.5, shape))
-        return platform.parameter(platform.tensor(value, dtype, world.device))
-
-    class Layer(platform.Module):
-        def __init__(self, columns: int, rows: int) -> None:
-            super().__init__()
-            self.weight = parameter(rows, columns)
-            self.bias = parameter(rows)
-
-        def forward(self, x: Any) -> Any:
-            return platform.silu(platform.linear(x, self.weight, self.bias))
-
-    class Stack(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = platform.ModuleList([Layer(*widths) for widths in WIDTHS])
-            self.extra = Layer(2, 2)
-
-        def forward(self, x: Any, uses_extra: bool = True) -> Any:
-            for layer in self.layers:
-                x = layer(x)
-            return self.extra(x) if uses_extra else x
-
-    class Model(platform.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = Stack()
-            self.between = Layer(2, 4)
-            self.second = Stack()
-            self.scale = parameter()
-
-        def forward(self, x: Any, uses_extra: bool = True) -> Any:
-            x = self.second(self.between(self.first(x, uses_extra)), uses_extra)
-            return x * self.scale
-
-    return Model()
-
-
-class Shadow:
-    """A sharded model, and plain whole tensors that are given the same gradients: an optimizer of each."""
-
-    def __init__(
-        self,
-        world: World,
-        mesh: Any,
-        *,
-        dtype: str | None = None,
-        options: Any = None,
-        seed: int = 7,
-        **how: Any,
-    ) -> None:
-        self.world, self.platform, self.dtype = world, world.platform, dtype or widest(world)
-        self.model = make_model(world, self.dtype, seed)
-        fully_shard(self.model.first, mesh, **how)
-        fully_shard(self.model.second, mesh, **how)
-        fully_shard(self.model, mesh, **how)
-        self.parameters = dict(self.platform.named_parameters(self.model))
-        self.wholes = {
-            name: self.platform.parameter(self.platform.clone(self.whole(p)))
-            for name, p in self.parameters.items()
-        }
-        settings = {"lr": 0.05, "weight_decay": 0.1, "fused": False, **(options or {})}
-        self.optimizer = AdamW(self.platform.named_parameters(self.model), **settings)
-        settings.pop("divide_replicas", None)
-        self.shadow = AdamW(list(self.wholes.values()), **settings)
-
-    def whole(self, x: Any) -> Any:
-        x = x.detach().full_tensor() if isinstance(x, DTensor) else self.platform.detach(x)
-        return self.platform.to_device(x, self.world.device)
-
-    def loss(self, step: int, **kwargs: Any) -> Any:
-        random = np.random.default_rng(100 * step + self.world.rank)
-        x = self.platform.tensor(random.uniform(-1, 1, (ROWS, 4)), self.dtype, self.world.device)
-        output = self.model(x, **kwargs)
-        return self.platform.mean(output * output)
-
-    def backward(self, step: int, **kwargs: Any) -> None:
-        self.platform.backward([self.loss(step, **kwargs)])
-
-    def update(self) -> None:
-        """Both, from the gradients of the sharded model."""
-        platform = self.platform
-        for name, parameter in self.parameters.items():
-            wide = getattr(parameter, "main_grad", None)
-            found = parameter.grad if wide is None else wide
-            whole = None if found is None else platform.clone(self.whole(found))
-            if wide is not None:
-                self.wholes[name].main_grad = whole
-            else:
-                platform.set_grad(self.wholes[name], whole)
-        self.optimizer.step()
-        self.shadow.step()
-        self.optimizer.zero_grad()
-        self.shadow.zero_grad()
-
-    def check(self) -> None:
-        """Parameters and state, bit for bit: an element's numbers depend on nothing beside it."""
-        platform = self.platform
-        for name, parameter in self.parameters.items():
-            other = self.wholes[name]
-            self._equal(parameter, other)
-            mine, theirs = self.optimizer.state.get(parameter) or {}, self.shadow.state.get(other) or {}
-            assert list(mine) == list(theirs), name
-            for key, value in mine.items():
-                if platform.is_tensor(value):
-                    self._equal(value, theirs[key])
-                else:
-                    assert value == theirs[key]
-
-    def _equal(self, a: Any, b: Any) -> None:
-        np.testing.assert_array_equal(
-            self.platform.to_bits(self.whole(a)), self.platform.to_bits(self.whole(b))
-        )
-
-    def flat_rows(self) -> int:
-        """How many rows there are: state lies as far from its shard as that of the other parameters of a row."""
-        data_ptr, distances = self.platform.data_ptr, set()
-        for parameter in self.parameters.values():
-            shard = parameter.to_local()
-            if int(np.prod(tuple(shard.shape))):
-                entry = self.optimizer.state[parameter]
-                distances.add(data_ptr(entry["exp_avg"].to_local()) - data_ptr(shard))
-        return len(distances)
-
-
-def mesh_of(world: World, replicas: int) -> Any:
-    shape = (world.size,) if replicas == 0 else (replicas, world.size // replicas)
-    return init_device_mesh(world.device_type, shape)
-
-
-def replica_counts(world: World) -> list[int]:
-    """0: a mesh of one dim."""
-    return [0] + [n for n in range(2, world.size + 1) if world.size % n == 0]
+sys.path.insert(0, str(Path(__file__).parent))
+from optim_twins import ROWS, Shadow, make_model, mesh_of, replica_counts, widest
 
 
 @distributed(world_size=(1, 2, 3, 4), timeout=240)
@@ -334,7 +181,7 @@ def test_whole_parameters_that_are_kept_are_gathered_anew_behind_a_step(world: W
                 each.update()
                 each.check()
         for a, b in zip(twins.parameters.values(), other.parameters.values(), strict=True):
-            twins._equal(a, b)
+            twins.equal(a, b)
 
 
 @distributed(world_size=2, timeout=120)
@@ -376,95 +223,13 @@ def test_two_models_in_one_process_go_their_own_ways(world: World) -> None:
         group["weight_decay"] = 0.0
     together.step()
     for before, parameter in zip(kept, second.parameters.values(), strict=True):
-        second._equal(before, parameter)
+        second.equal(before, parameter)
     assert any(
         (
             world.platform.to_numpy(first.whole(p)) != world.platform.to_numpy(first.whole(first.wholes[n]))
         ).any()
         for n, p in first.parameters.items()
     )
-
-
-@distributed(world_size=(1, 2, 3, 4), timeout=240)
-def test_state_by_names_is_saved_and_goes_on_on_another_mesh(world: World, tmp_path: Path) -> None:
-    """Written from one mesh, read into another; a parameter without state stays without, until it has a gradient."""
-    counts = replica_counts(world)
-    for number, (first, second) in enumerate(zip(counts, [*counts[1:], counts[0]], strict=True)):
-        before = Shadow(world, mesh_of(world, first))
-        for step in range(2):
-            before.backward(step, uses_extra=False)
-            before.update()
-        saved = get_optimizer_state_dict(before.model, before.optimizer)
-        assert "first.extra.weight" not in saved["state"]
-        model = {name: p.detach() for name, p in before.parameters.items()}
-        place = tmp_path / f"{world.size}_{number}"
-        hp_dtensor.save({"model": model, "optimizer": saved}, place)
-        after = Shadow(world, mesh_of(world, second), options={"lr": 0.7})
-        found = hp_dtensor.load(place, like=like_parameters(after.model))
-        for name, parameter in after.parameters.items():
-            value = found["model"][name]
-            local = value.to_local() if isinstance(value, DTensor) else value
-            world.platform.copy_(parameter.to_local(), world.platform.detach(local))
-        set_optimizer_state_dict(after.model, after.optimizer, found["optimizer"])
-        # The plain tensors go on from what they were.
-        after.wholes, after.shadow = before.wholes, before.shadow
-        for step in range(2, 5):
-            after.backward(step, uses_extra=step > 2)
-            after.update()
-            after.check()
-        assert after.optimizer.param_groups[0]["lr"] == 0.05
-
-
-@distributed(world_size=(2, 4), timeout=240)
-def test_state_is_written_into_rows_that_are_in_use(world: World) -> None:
-    for replicas in (0, 2):
-        twins = Shadow(world, mesh_of(world, replicas))
-        twins.backward(0)
-        twins.update()
-        kept = {n: world.platform.clone(twins.whole(p)) for n, p in twins.parameters.items()}
-        saved = get_optimizer_state_dict(twins.model, twins.optimizer)
-        saved = {
-            "param_groups": saved["param_groups"],
-            "state": {
-                name: {
-                    key: value.full_tensor() if isinstance(value, DTensor) else value
-                    for key, value in entry.items()
-                }
-                for name, entry in saved["state"].items()
-            },
-        }
-        saved = {
-            **saved,
-            "state": {
-                name: {
-                    key: world.platform.clone(value) if world.platform.is_tensor(value) else value
-                    for key, value in entry.items()
-                }
-                for name, entry in saved["state"].items()
-            },
-        }
-        reference = Shadow(world, mesh_of(world, replicas))
-        for step in range(2):
-            reference.backward(step)
-            reference.update()
-        for step in range(1, 3):
-            twins.backward(step)
-            twins.optimizer.step()
-            twins.optimizer.zero_grad()
-        set_optimizer_state_dict(twins.model, twins.optimizer, saved)
-        for name, parameter in twins.parameters.items():
-            local = parameter.to_local()
-            if tuple(parameter.shape):
-                given = hp_dtensor.distribute_tensor(
-                    kept[name], parameter.device_mesh, parameter.placements
-                ).to_local()
-            else:
-                given = kept[name]
-            world.platform.copy_(local, world.platform.detach(given))
-        twins.backward(1)
-        twins.optimizer.step()
-        for name, parameter in twins.parameters.items():
-            reference._equal(parameter, reference.parameters[name])
 
 
 def trained(world: World, mesh: Any, steps: int) -> tuple[Any, Any]:
@@ -505,85 +270,3 @@ def test_after_several_steps_parameters_equal_those_of_one_process(world: World)
             np.testing.assert_allclose(
                 actual, platform.to_numpy(platform.detach(parameter)), rtol=0, atol=atol, err_msg=name
             )
-
-
-@distributed(world_size=(2, 4), timeout=240, backends=("torch", "cuda"))
-def test_tensor_parallel_layers_under_fully_shard_have_the_bits_of_whole_tensors(world: World) -> None:
-    import torch
-
-    from hp_tp import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    class Layers(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.LayerNorm(6)
-            self.up = torch.nn.Linear(6, 10)
-            self.down = torch.nn.Linear(10, 6)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-    shapes = [(1, world.size // 2, 2)] if world.size == 2 else [(1, 2, 2), (2, 1, 2)]
-    for shape in shapes:
-        mesh = init_device_mesh(world.device_type, shape, mesh_dim_names=("rep", "dp", "tp"))
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(Layers(), Layers()).to(world.device, torch.float64)
-        for layers in model:
-            parallelize_module(layers, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-            fully_shard(layers, mesh["rep", "dp"])
-        fully_shard(model, mesh["rep", "dp"])
-        settings = {"lr": 0.05, "weight_decay": 0.1, "fused": False}
-        wholes = {
-            n: torch.nn.Parameter(p.detach().full_tensor().clone()) for n, p in model.named_parameters()
-        }
-        optimizer, shadow = AdamW(model.named_parameters(), **settings), AdamW(wholes.values(), **settings)
-        for step in range(3):
-            generator = torch.Generator().manual_seed(10 * step + world.rank // 2)
-            model(
-                torch.randn(3, 6, generator=generator, dtype=torch.float64).to(world.device)
-            ).square().mean().backward()
-            for name, parameter in model.named_parameters():
-                wholes[name].grad = parameter.grad.full_tensor().clone()
-            optimizer.step()
-            shadow.step()
-            optimizer.zero_grad()
-            for name, parameter in model.named_parameters():
-                assert torch.equal(parameter.detach().full_tensor(), wholes[name]), name
-                for key, value in shadow.state[wholes[name]].items():
-                    found = optimizer.state[parameter][key]
-                    assert torch.equal(found.full_tensor(), value), (name, key)
-                    assert (tuple(found.placements) == tuple(parameter.placements)) == (shape[0] == 1)
-
-
-@distributed(world_size=2, timeout=240, backends=("torch", "cuda"))
-def test_torchs_own_state_dict_functions_and_grad_scaler_take_it(world: World) -> None:
-    import torch
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as read
-    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as write
-
-    def made() -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)).to(world.device)
-        fully_shard(model, init_device_mesh(world.device_type, (2,)))
-        return model, AdamW(model.parameters(), lr=0.1)
-
-    (model, optimizer), (other_model, other) = made(), made()
-    x = torch.full((2, 4), 1.0 + world.rank, device=world.device)
-    scaler = torch.amp.GradScaler(world.device, init_scale=8.0)
-    for _ in range(2):
-        scaler.scale(model(x).square().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    assert optimizer.param_groups[0]["step"] == 2
-    saved = read(model, optimizer)
-    assert set(saved["state"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    write(other_model, other, saved)
-    for a, b in zip(model.parameters(), other_model.parameters(), strict=True):
-        b.to_local().data.copy_(a.to_local().data)
-    for each_model, each in ((model, optimizer), (other_model, other)):
-        each_model(x).square().mean().backward()
-        each.step()
-    for a, b in zip(model.parameters(), other_model.parameters(), strict=True):
-        assert torch.equal(a.to_local(), b.to_local())
-    assert other.param_groups[0]["step"] == 3

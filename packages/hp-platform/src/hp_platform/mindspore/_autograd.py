@@ -19,10 +19,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import ops
 
 from hp_platform.mindspore import _private
+from hp_platform.mindspore._backward_starts import inner, starts_of
 from hp_platform.mindspore._dtypes import FLOATING, NAME_OF
 from hp_platform.mindspore._private import executor
 from hp_platform.mindspore._recording import GradMode, enable_grad, ensure_recording, no_grad
@@ -104,8 +104,8 @@ class MindSporeAutogradOps:
         retain_graph: bool = False,
     ) -> None:
         """Gradients into the leaves."""
-        tensors, grads = _inner(tensors, grads)
-        starts = _starts(tensors, grads, "backward", "grads")
+        tensors, grads = inner(tensors, grads)
+        starts = starts_of(tensors, grads, "backward", "grads")
         # See [Note: gradients of leaves].
         hooks = [node.register_prehook(_copy_incoming) for node in _private.leaf_nodes(tensors)]
         try:
@@ -136,7 +136,7 @@ class MindSporeAutogradOps:
                     f"grad of a {type(x).__name__} on mindspore {mindspore.__version__}: use backward and read the grad of its "
                     "inputs, or parallelize_value_and_grad"
                 )
-        starts = _starts(outputs, grad_outputs, "grad", "grad_outputs")
+        starts = starts_of(outputs, grad_outputs, "grad", "grad_outputs")
         for place, x in enumerate(inputs):
             if not _private.requires_grad(x):
                 raise RuntimeError(f"inputs[{place}] of shape {tuple(x.shape)} does not require a gradient")
@@ -279,20 +279,6 @@ def _nothing() -> None:
     """A callback that only asks whether callbacks are taken."""
 
 
-def _inner(tensors: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
-    """Where tensors that stand for local ones (hp-dtensor's) start, with which gradients: the graph knows the local ones only."""
-    if not any(hasattr(x, "_start_of_backward") for x in tensors):
-        return tensors, grads
-    given: Sequence[Any] = [None] * len(tensors) if grads is None else grads
-    pairs = [
-        x._start_of_backward(g)
-        if hasattr(x, "_start_of_backward")
-        else (x, _starts([x], None if g is None else [g], "backward", "grads")[0])
-        for x, g in zip(tensors, given, strict=True)
-    ]
-    return [x for x, _ in pairs], [g for _, g in pairs]
-
-
 def _copy_incoming(grads: tuple[mindspore.Tensor, ...]) -> tuple[mindspore.Tensor, ...]:
     return tuple(None if g is None else g.copy() for g in grads)
 
@@ -302,36 +288,3 @@ def _check_in_graph(x: mindspore.Tensor, function: str) -> None:
         raise RuntimeError(
             f"{function}: the tensor of shape {tuple(x.shape)} does not require a gradient; ask for it with set_requires_grad_"
         )
-
-
-def _starts(
-    tensors: Sequence[mindspore.Tensor],
-    grads: Sequence[mindspore.Tensor] | None,
-    function: str,
-    argument: str,
-) -> tuple[mindspore.Tensor, ...]:
-    """The gradients that a backward begins with, checked."""
-    ensure_recording()
-    for place, x in enumerate(tensors):
-        if not _private.requires_grad(x):
-            raise RuntimeError(
-                f"{function}: tensor {place} of shape {tuple(x.shape)} was not recorded: nothing behind it requires a gradient, "
-                "or it was computed under no_grad"
-            )
-    if grads is None:
-        shapes = [tuple(x.shape) for x in tensors if x.ndim != 0]
-        if shapes:
-            raise ValueError(
-                f"{function} without {argument} starts from ones, for 0-d tensors only; got shapes {shapes}: "
-                f"reduce them to a scalar, or pass {argument} of the same shapes"
-            )
-        return tuple(mindspore.Tensor(np.ones((), np.float32)).astype(x.dtype) for x in tensors)
-    if len(grads) != len(tensors):
-        raise ValueError(f"{function}: {len(tensors)} tensors but {len(grads)} {argument}")
-    for place, (x, grad) in enumerate(zip(tensors, grads, strict=True)):
-        if x.shape != grad.shape or x.dtype != grad.dtype:
-            raise ValueError(
-                f"{function}: {argument}[{place}] must be like its tensor, {tuple(x.shape)} {NAME_OF.get(x.dtype)}; "
-                f"got {tuple(grad.shape)} {NAME_OF.get(grad.dtype)}"
-            )
-    return tuple(grads)
