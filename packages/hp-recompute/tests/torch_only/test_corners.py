@@ -292,6 +292,8 @@ def test_function_transforms_are_refused_around_and_inside(transform: Any) -> No
             checkpoint(transform(lambda x: x.sin().sum()), x.requires_grad_())
 
 
+# Where there is a GPU, a reset of dynamo imports inductor, which writes scripts of its own.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["plain", "to the end", "selective"])
 def test_compiled_functions_may_be_checkpointed_and_checkpointed_ones_compiled(
     options: dict[str, Any],
