@@ -6,7 +6,6 @@ set as it was found.
 
 import copy
 import os
-import socket
 import subprocess
 import sys
 import weakref
@@ -27,6 +26,7 @@ from hp_dtensor import (
     shard_module,
 )
 from hp_dtensor.spec import MOST_PLANS, remember
+from hp_platform.launch._ports import reserve_ports
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -449,26 +449,24 @@ print("done", x.full_tensor().sum().item())
 
 @pytest.mark.once
 def test_t13_a_program_that_just_ends_with_dtensors_ends_well() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "HYPER_PARALLEL_PLATFORM": "torch",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert (rank.returncode, out) == (0, "done 16.0\n"), err
-        assert "terminate called" not in err
+    with reserve_ports() as ports:
+        place = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports.first),
+            "HYPER_PARALLEL_PLATFORM": "torch",
+        }
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            out, err = rank.communicate(timeout=60)
+            assert (rank.returncode, out) == (0, "done 16.0\n"), err
+            assert "terminate called" not in err

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from hp_platform.launch._ports import reserve_ports
 
 PROGRAM = """
 import hp_platform
@@ -28,13 +29,10 @@ hp_platform.destroy_process_group()
 def test_a_program_runs_under_msrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     logs = tmp_path / "logs"
     command = [
         *(sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2"),
-        *(f"--master_port={port}", "--cluster_time_out=60", f"--log_dir={logs}", "--join=True", str(program)),
+        *("--cluster_time_out=60", f"--log_dir={logs}", "--join=True"),
     ]
     paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     env = {
@@ -43,7 +41,11 @@ def test_a_program_runs_under_msrun(tmp_path):
         "HYPER_PARALLEL_PLATFORM": "mindspore",
         "PATH": os.pathsep.join(paths),
     }
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    with reserve_ports() as ports:
+        port = f"--master_port={ports.first}"
+        done = subprocess.run(
+            [*command, port, str(program)], env=env, capture_output=True, text=True, timeout=120, check=False
+        )
     written = {path.name: path.read_text() for path in sorted(logs.glob("*.log"))}
     assert done.returncode == 0, (done.stderr[-2000:], written)
     for rank in range(2):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from hp_platform.launch._ports import reserve_ports
 
 pytestmark = [
     pytest.mark.once,
@@ -32,27 +33,25 @@ print("running", threads() > 0)
 
 
 def _run(program: str) -> list[tuple[int, str, str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={
-                **os.environ,
-                **place,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "HYPER_PARALLEL_PLATFORM": "torch",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [rank.communicate(timeout=60) for rank in ranks]
+    with reserve_ports() as ports:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.first)}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env={
+                    **os.environ,
+                    **place,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "HYPER_PARALLEL_PLATFORM": "torch",
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        told = [rank.communicate(timeout=60) for rank in ranks]
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
 
 

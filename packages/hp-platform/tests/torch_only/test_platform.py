@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -187,11 +186,9 @@ def test_a_given_store_or_method_is_used(platform: TorchPlatform, world_of_one: 
 
 
 def test_under_torchrun_its_own_store_is_used(world_of_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    agent = dist.TCPStore("127.0.0.1", port, is_master=True)
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("MASTER_PORT", str(agent.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     _, _, store = world_of_one()  # would fail to listen on the port if it made a store of its own
     store.set("ours", "1")

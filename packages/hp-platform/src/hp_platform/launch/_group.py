@@ -20,7 +20,7 @@ from hp_platform.launch._errors import (
     WorkerTimeoutError,
     worker_error,
 )
-from hp_platform.launch._ports import free_adjacent_ports
+from hp_platform.launch._ports import ReservedPorts, reserve_ports
 from hp_platform.launch._transport import dumps, loads
 from hp_platform.launch._worker_process import STACKS_SECONDS, WorkerProcess, end_all
 from hp_platform.platform import ENVIRONMENT_VARIABLE
@@ -51,9 +51,10 @@ class WorkerGroup:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hp-launch-")
         self._workers: list[WorkerProcess] = []
+        self._ports = reserve_ports()
         self.is_alive = True
         try:
-            common = _common_environment(num_processes, env or {})
+            common = _common_environment(num_processes, self._ports, env or {})
             for rank in range(num_processes):
                 variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 self._workers.append(WorkerProcess(rank, variables, Path(self._folder.name), capture=capture))
@@ -125,6 +126,7 @@ class WorkerGroup:
         """End all workers and their children, now. What they wrote can still be read; :meth:`discard` forgets that too."""
         self.is_alive = False
         end_all(self._workers)
+        self._ports.release()
 
     def discard(self) -> None:
         """Remove the files with the workers' output."""
@@ -185,7 +187,7 @@ def _timeout_error(
     return WorkerTimeoutError("\n".join(lines), rank=late[0].rank, traceback=stacks[late[0].rank])
 
 
-def _common_environment(num_processes: int, env: Mapping[str, str]) -> dict[str, str]:
+def _common_environment(num_processes: int, ports: ReservedPorts, env: Mapping[str, str]) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
     variables.setdefault("OMP_NUM_THREADS", "1")  # the processes share the cores, as torchrun does it
     if _process.state.platform is not None:
@@ -195,6 +197,6 @@ def _common_environment(num_processes: int, env: Mapping[str, str]) -> dict[str,
         "WORLD_SIZE": str(num_processes),
         "LOCAL_WORLD_SIZE": str(num_processes),
         "MASTER_ADDR": DEFAULT_ADDRESS,
-        "MASTER_PORT": str(free_adjacent_ports()),
+        "MASTER_PORT": str(ports.first),
         **env,
     }

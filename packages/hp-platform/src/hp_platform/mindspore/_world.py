@@ -20,6 +20,7 @@ from mindspore import communication
 from mindspore.communication import GlobalComm
 from mindspore.mint import distributed
 
+from hp_platform.launch._ports import share
 from hp_platform.mindspore import _private
 from hp_platform.mindspore._p2p import PeerTimeoutError
 from hp_platform.mindspore._store import Store
@@ -205,15 +206,18 @@ _TIME_TO_ADOPT = timedelta(seconds=60)
 
 def _common_store(rank: int, world_size: int, timeout: timedelta) -> Any:
     """A store for a world that was made without one (msrun's scheduler, or by the user): rank 0 tells the others its port."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = mindspore.Tensor(np.array([probe.getsockname()[1]], np.int64))
-    ports = [mindspore.Tensor(np.zeros(1, np.int64)) for _ in range(world_size)]
-    distributed.all_gather(ports, port)
     host = socket.gethostbyname(
         os.environ.get("MS_SCHED_HOST") or os.environ.get("MASTER_ADDR") or "127.0.0.1"
     )
-    return distributed.TCPStore(host, int(ports[0].asnumpy()[0]), world_size, rank == 0, timeout)
+    with (
+        socket.socket() as bound
+    ):  # until the store listens: see [Note: reserved ports] in hp_platform.launch._ports
+        bound.bind(("", 0))
+        share(bound)
+        port = mindspore.Tensor(np.array([bound.getsockname()[1]], np.int64))
+        ports = [mindspore.Tensor(np.zeros(1, np.int64)) for _ in range(world_size)]
+        distributed.all_gather(ports, port)
+        return distributed.TCPStore(host, int(ports[0].asnumpy()[0]), world_size, rank == 0, timeout)
 
 
 def _join(
