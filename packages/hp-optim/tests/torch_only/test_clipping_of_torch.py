@@ -55,6 +55,8 @@ def test_norms_and_gradients_are_those_of_torch(world: World, p: Any) -> None:
             torch.testing.assert_close(parameter.grad.full_tensor(), other.grad, rtol=1e-12, atol=0)
 
 
+# Said once per process, whatever is done then.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @distributed(world_size=(1, 2), backends="cuda")
 def test_the_host_does_not_wait_for_the_device(world: World) -> None:
     for dtype in (torch.float32, torch.bfloat16):

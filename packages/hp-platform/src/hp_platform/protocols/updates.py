@@ -31,7 +31,8 @@ class UpdateOps(Protocol):
         """AdamW's step number ``step`` (from 1) for each; parameters, moments and (AMSGrad) their maxima change in place.
 
         All tensors are plain and of one dtype on one device, grads of the shapes of params; ``max_exp_avg_sqs`` is empty
-        without AMSGrad. ``lr`` may be a tensor of one element; torch computes in its dtype then. With ``g`` the
+        without AMSGrad. ``lr`` may be a tensor of one element; torch computes in its dtype then, but for ``fused`` steps of narrower
+        parameters, for which it is float32. With ``g`` the
         gradient (its negative if ``maximize``)::
 
             p = p (1 - lr weight_decay);  m = m + (g - m)(1 - beta1);  v = beta2 v + (1 - beta2) g g

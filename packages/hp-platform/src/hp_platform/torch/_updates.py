@@ -50,21 +50,10 @@ class TorchUpdateOps:
                 p, g, m, v, tops = ([xs[at] for at in some] if xs else [] for xs in lists)
                 if some:
                     count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
-                    torch._fused_adamw_(
-                        p,
-                        [_laid_out_as(x, param) for x, param in zip(g, p, strict=True)],
-                        m,
-                        v,
-                        tops,
-                        [count] * len(p),
-                        lr=lr,
-                        beta1=beta1,
-                        beta2=beta2,
-                        weight_decay=weight_decay,
-                        eps=eps,
-                        amsgrad=len(tops) > 0,
-                        maximize=maximize,
-                    )
+                    numbers = {"beta1": beta1, "beta2": beta2, "eps": eps, "maximize": maximize}
+                    numbers["amsgrad"] = len(tops) > 0
+                    g = [_laid_out_as(x, param) for x, param in zip(g, p, strict=True)]
+                    _fused(p, g, m, v, tops, [count] * len(p), lr, weight_decay, numbers)
             else:
                 # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a
                 # learning rate stays one, and is read at the end only.
@@ -137,6 +126,37 @@ class TorchUpdateOps:
     def view_base(self, x: torch.Tensor) -> torch.Tensor | None:
         """The base of a view."""
         return x._base
+
+
+def _fused(
+    p: Tensors,
+    g: Tensors,
+    m: Tensors,
+    v: Tensors,
+    tops: Tensors,
+    counts: Tensors,
+    lr: Any,
+    weight_decay: float,
+    numbers: dict[str, Any],
+) -> None:
+    """One launch; with a float64 learning rate on the device beside float64 parameters four.
+
+    The kernel reads a rate on the device as float32. That is exact enough for parameters of at most as many bits; for others
+    it makes the step of a rate of 1, which is scaled.
+    """
+    is_tensor = isinstance(lr, torch.Tensor)
+    if is_tensor and not lr.is_cpu and lr.dtype != torch.float32:
+        if p[0].dtype == torch.float64:
+            steps = [torch.zeros_like(x) for x in p]
+            torch._fused_adamw_(steps, g, m, v, tops, counts, lr=1.0, weight_decay=0.0, **numbers)
+            lr = lr.to(torch.float64)
+            if weight_decay:
+                torch._foreach_mul_(p, 1 - lr * weight_decay)
+            torch._foreach_mul_(steps, lr)
+            torch._foreach_add_(p, steps)
+            return
+        lr = lr.to(torch.float32)
+    torch._fused_adamw_(p, g, m, v, tops, counts, lr=lr, weight_decay=weight_decay, **numbers)
 
 
 def _laid_out_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
