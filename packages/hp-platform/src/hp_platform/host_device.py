@@ -116,6 +116,10 @@ class HostDevice:
         """An event; with ``timing`` it notes the host's time when it is recorded."""
         return HostEvent(timing=timing)
 
+    def is_pinned(self, x: Tensor) -> bool:
+        """True: there is one kind of memory."""
+        return True
+
     def record_stream(self, x: Tensor, stream: Stream) -> None:
         """No effect: memory is not reused while anything can still read it."""
 

@@ -134,9 +134,13 @@ def test_host_memory_is_copied_from_and_to_without_waiting(platform, device, han
     for x in (sent, received):
         assert platform.device_of(x) == "cpu"
         assert (tuple(x.shape), platform.dtype_name(x.dtype)) == ((2, 3), name)
+        assert handle.is_pinned(x)
     numbers = np.arange(6).reshape(2, 3)
     platform.copy_(sent, platform.tensor(numbers, name, "cpu"))
     there, also = make(np.zeros((2, 3)), name), make(np.zeros((2, 3)), name)
+    if platform.supports("streams", device):
+        assert not handle.is_pinned(there)
+        assert not handle.is_pinned(platform.zeros((2, 3), name, "cpu"))
     assert platform.copy_(there, sent, non_blocking=True) is there
     platform.foreach_copy_([also], [there + there], non_blocking=True)
     platform.foreach_copy_([received], [also], non_blocking=True)

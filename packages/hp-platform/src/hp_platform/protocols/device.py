@@ -104,6 +104,10 @@ class DeviceHandle(Protocol):
         """
         ...
 
+    def is_pinned(self, x: Tensor) -> bool:
+        """Whether ``x`` lies in such memory of the host as :meth:`empty_pinned` gives. The host does not wait for a device."""
+        ...
+
     def record_stream(self, x: Tensor, stream: Stream) -> None:
         """Tell the allocator that ``stream`` uses ``x``, so that its memory is not reused too early."""
         ...

@@ -74,6 +74,10 @@ class AcceleratorDevice:
         """Page-locked memory of the host."""
         return mint.empty(tuple(shape), dtype=resolve(dtype), device="CPU", pin_memory=True)
 
+    def is_pinned(self, x: mindspore.Tensor) -> bool:
+        """Whether it is page-locked."""
+        return str(x.device) == "CPU" and x.is_pinned()
+
     def record_stream(self, x: mindspore.Tensor, stream: Stream) -> None:
         """Wait for ``stream`` in the current one: MindSpore's allocator offers no way to hold a tensor for another stream."""
         del x

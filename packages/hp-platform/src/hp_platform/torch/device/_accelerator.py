@@ -67,6 +67,10 @@ class AcceleratorDevice:
         """Page-locked memory of the host."""
         return torch.empty(shape, dtype=resolve(dtype), pin_memory=True)
 
+    def is_pinned(self, x: torch.Tensor) -> bool:
+        """Whether it is page-locked."""
+        return x.device.type == "cpu" and x.is_pinned()
+
     def record_stream(self, x: torch.Tensor, stream: Stream) -> None:
         """Keep the memory of ``x`` until ``stream`` is past its present end."""
         x.record_stream(stream)
