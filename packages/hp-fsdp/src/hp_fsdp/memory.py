@@ -56,8 +56,8 @@ class MemoryPlan:
     """How many units are gathered ahead of the one that runs; one, unless prefetch lists say more."""
     peers: int = 0
     """Memory that all ranks of a machine reach, from the first step on: see [Note: small halves] in :mod:`hp_fsdp.halves`.
-    Counted wherever devices may reach each other; on several machines, say, there is none, and collectives need
-    a little more beside."""
+    Before the first step as far as this rank knows, by its own device and by which ranks the launcher has started on its host; from
+    then on as it is. Without it, on several machines, say, collectives need a little more beside, which the units count."""
 
     @property
     def shards(self) -> int:
@@ -172,7 +172,7 @@ def _peer_memory(platform: Platform, units: list[Unit]) -> int:
         longest[group] = max(longest.get(group, 0), unit.longest_row)
     needed: set[tuple[Any, Use, DType]] = set()
     for unit in units:
-        if not unit.copies_between_peers:
+        if not unit.expects_peers:
             continue
         lines = unit.arrangement.lines(tuple(param.trains for param in unit.params))
         uses: list[tuple[Use, DType]] = [("exchange", each.narrow_dtype or each.dtype) for each in lines]
@@ -236,7 +236,7 @@ def _staging(platform: Platform, unit: Unit, dtype: DType, buffers: list[FlatBuf
     )
     if ranks == 1 and platform.supports("write_into_view", unit.places.device):
         return found
-    if unit.copies_between_peers and all(slot.is_leading for buffer in buffers for slot in buffer.plan.slots):
+    if unit.expects_peers and all(slot.is_leading for buffer in buffers for slot in buffer.plan.slots):
         return found  # pieces are cast into their halves
     found = found + sum(buffer.plan.numel * size for buffer in buffers if buffer.dtype != dtype)
     slots = [slot for buffer in buffers for slot in buffer.plan.slots]
@@ -257,7 +257,7 @@ def _gradients(platform: Platform, unit: Unit) -> tuple[int, int, int]:
             narrow = lines.narrow_dtype
             # Of narrow ones as much is received as is sent, before it is added up; peers receive in their halves.
             sent = lines.nbytes(lines.dtype if narrow is None else narrow)
-            if narrow is not None and not unit.copies_between_peers:
+            if narrow is not None and not unit.expects_peers:
                 sent = 2 * sent
             reduction = reduction + sent + replicated * size
         casts = [param for param in lines.params if param.dtype != lines.dtype and not keeps_main]

@@ -28,7 +28,8 @@ class Peers:
         self.group = group
         self.device = device
         self.largest = largest
-        self._reach_each_other = True  # as far as is known
+        self.reach_each_other: bool | None = None
+        """Whether they do; None until it was tried."""
         self._halves: dict[tuple[Use, DType], Halves | None] = {}
         self._exchanges: dict[tuple[tuple[int, ...], DType, str], PeerExchange] = {}
 
@@ -40,7 +41,7 @@ class Peers:
         key = (use, dtype)
         if key not in self._halves:
             with self.platform.recordable():  # what is made here stays
-                self._halves[key] = self._made(use, dtype) if self._reach_each_other else None
+                self._halves[key] = None if self.reach_each_other is False else self._made(use, dtype)
         return self._halves[key]
 
     def exchange(self, sizes: Sequence[int], dtype: DType, kind: str) -> PeerExchange | None:
@@ -59,7 +60,7 @@ class Peers:
     def _made(self, use: Use, dtype: DType) -> Halves | None:
         numel = half_numel(use, self.largest, self.group.size, self.platform.itemsize(dtype))
         memory = peer_memory(2 * numel, dtype, self.device, self.group)
+        self.reach_each_other = memory is not None
         if memory is None:
-            self._reach_each_other = False
             return None
         return Halves(self.platform, self.group, memory, dtype, numel)

@@ -162,6 +162,11 @@ class RootContext:
             self._peers[places.shard_group] = found
         return found
 
+    def knows_reach_of(self, group: ProcessGroup) -> bool | None:
+        """Whether the ranks of a shard group reach each other's memory; None before the first gather."""
+        found = self._peers.get(group)
+        return None if found is None else found.reach_each_other
+
     def _close_rounds(self) -> None:
         """Units of several modules of which only some were called, or that an exception left."""
         for unit in self.units:

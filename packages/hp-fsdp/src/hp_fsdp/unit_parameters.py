@@ -17,6 +17,7 @@ from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.small_world import SmallWorld
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Task
+from hp_platform.peers import may_reach_each_other
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS
 
@@ -103,6 +104,15 @@ class UnitParameters:
         options = self.options
         is_wanted = options.zero_copy is not False and options.is_fused and not self.leaves_dtensors
         return is_wanted and may_reach(self.platform, self.places)
+
+    @property
+    def expects_peers(self) -> bool:
+        """Whether the ranks reach each other's memory and use it, as far as this rank knows: the first gather tells for good."""
+        if not self.copies_between_peers:
+            return False
+        group = self.places.shard_group
+        known = None if self.context is None else self.context.knows_reach_of(group)
+        return may_reach_each_other(self.places.device, group) if known is None else known
 
     @property
     def longest_row(self) -> int:

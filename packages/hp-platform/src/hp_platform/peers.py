@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hp_platform import launch
 from hp_platform.group import ProcessGroup
 from hp_platform.meeting import told
 from hp_platform.platform import get_platform
@@ -33,6 +34,24 @@ def peer_memory(numel: int, dtype: DType, device: str, group: ProcessGroup) -> P
         if any(told(_failure(step), group)):
             return None
     return made[0]
+
+
+def may_reach_each_other(device: str, group: ProcessGroup) -> bool:
+    """Whether :func:`peer_memory` may find that the ranks do, as far as this rank knows without asking: its own device reaches others,
+    and the launcher, if it tells which ranks are on this host, counts the group's among them. No communication.
+    """
+    platform = get_platform()
+    if (
+        group.size == 1
+        or not platform.supports("peer_memory", device)
+        or platform.peer_domain(device) is None
+    ):
+        return False
+    place = launch.environment()
+    if place is None or place.local_world_size is None or place.rank != group.global_rank:
+        return True
+    first = place.rank - place.local_rank
+    return all(first <= rank < first + place.local_world_size for rank in group.ranks)
 
 
 def _failure(step: Callable[[], None]) -> str:
