@@ -53,9 +53,8 @@ def tests_tools(session: nox.Session) -> None:
 def tests_npu_emulator(session: nox.Session) -> None:
     """Tests of the emulated CANN under the real torch_npu."""
     environment = environments.ensure(session, "npu")
-    spread = ("-n", "2", "--dist", "worksteal")
     environments.run(
-        session, environment, "-m", "pytest", "tools/npu_emulator/tests", *spread, *session.posargs
+        session, environment, "-m", "pytest", "tools/npu_emulator/tests", *house.SPREAD, *session.posargs
     )
 
 
@@ -80,11 +79,9 @@ def _run_tests(session: nox.Session, backend: str, folder: str) -> None:
     # Required as well as selected: a backend that is missing fails the session instead of skipping its tests.
     backends = {"HP_TEST_BACKENDS": backend, "HP_REQUIRE_BACKENDS": backend}
     chosen = () if backend == house.FIRST_BACKEND else ("-m", "not once")
-    # Two at a time: tests of several processes mostly wait for processes to start and for each other. Arguments after `--`
-    # come last, so `-- -n 0` turns it off (for --pdb).
-    spread = ("-n", "2", "--dist", house.SPREAD.get(folder, "loadfile"))
+    # Arguments after `--` come last, so `-- -n 0` ends the spreading (for --pdb).
     environments.run(
-        session, environment, "-m", "pytest", folder, *spread, *chosen, *session.posargs, **backends
+        session, environment, "-m", "pytest", folder, *house.SPREAD, *chosen, *session.posargs, **backends
     )
 
 
@@ -131,8 +128,9 @@ def full_hp_dtensor(session: nox.Session) -> None:
         "HP_FULL_RULES": "1",
         "HP_TEST_TIMEOUT_SCALE": "60",
     }
-    spread = ("-n", "2", "--dist", "worksteal")
-    environments.run(session, environment, "-m", "pytest", *rules, *spread, *session.posargs, **variables)
+    environments.run(
+        session, environment, "-m", "pytest", *rules, *house.SPREAD, *session.posargs, **variables
+    )
 
 
 @nox.session(name="op-table", default=False)

@@ -24,8 +24,10 @@ TESTED_BACKENDS = {
 
 PACKAGES = tuple(TESTED_BACKENDS)
 
-SPREAD = {"integration_tests": "load"}
-"""How tests are dealt to the two pytest processes of a session: by file, so that pools of workers are shared, but for these."""
+SPREAD = ("-n", "2", "--dist", "worksteal")
+"""How tests are dealt to two pytest processes: tests of several processes mostly wait for processes to start and for each
+other. Each begins with one half of the tests in their order, so files stay together, and takes of the other's when its own
+are done: by file alone, one would be idle while the other ends its longest file."""
 
 # The tools that are tested in the environment of the tools; the emulated NPU is tested in that of npu.
 TESTED_TOOLS = (

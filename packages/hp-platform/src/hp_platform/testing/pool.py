@@ -12,8 +12,10 @@ from hp_platform.testing._remote import Outcome, TestCall, meet, prepare, run_te
 from hp_platform.testing.backends import PLAIN, known
 from hp_platform.testing.strictness import Filters
 
-MAX_IDLE = 3
-"""Pools that stay alive between tests: enough for three sizes of one backend, few enough for a small machine's memory."""
+MAX_IDLE = 4
+"""Pools that stay alive between tests: the sizes 1 to 4 of one backend, which most files go through one after the other. With
+one less, each would be ended just before its turn comes again, and most of a run would be starts. No more than that, for a
+small machine's memory: a worker holds 0.2 GB."""
 START_SECONDS = 180.0
 COLLECTIVE_SECONDS = 30.0
 """How long a collective waits for its peers; below a test's limit, so that its own error comes first and names who is missing."""
