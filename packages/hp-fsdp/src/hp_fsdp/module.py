@@ -68,6 +68,8 @@ class HSDPModule:
     def reshard(self) -> None:
         """Free this unit's whole parameters and let the module show its shards. Without effect if it does. No communication."""
         unit = _unit(self)
+        if unit.context is not None:
+            unit.context.forget_dead_backward()
         for each in (unit, *unit.parts):
             each.reshard()
 
@@ -143,7 +145,7 @@ class HSDPModule:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of all parameters in this module, also those that wait whole for a synchronisation. After a backward
-        that ended with an exception, also free the whole parameters that it has left.
+        that ended with an exception, also free what was being gathered for it.
 
         ``set_to_none`` False: fill them with zeros. Communication: none of its own; reductions that are under way are waited for,
         which on devices without streams (cpu) includes their all-reduce of replicas.

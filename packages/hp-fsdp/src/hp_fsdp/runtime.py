@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 
+from hp_fsdp.backward_end import EndOfBackward, nothing, queue_end
 from hp_fsdp.order import Order
 from hp_fsdp.parts import split_root
 from hp_fsdp.peers import Peers
@@ -41,8 +42,10 @@ class RootContext:
         self.pass_number = 0
         self.in_backward = False
         self.is_last_backward = True
-        self._end: Callable[[], _EndOfBackward | None] | None = None
+        self._end: weakref.ref[EndOfBackward] | None = None
         """Of the last backward: what is called at its end, while there is one."""
+        self._ending = threading.RLock()
+        """Held by who clears up behind a backward that has failed."""
         self._active: list[Unit] = []
         self._forward = Order[Unit]()
         self._backward = Order[Unit]()
@@ -138,7 +141,7 @@ class RootContext:
     @property
     def runs(self) -> bool:
         """Whether forward or backward is under way."""
-        return bool(self._active) or self.in_backward
+        return bool(self._active) or (self.in_backward and not self._is_dead())
 
     def wait_until_read(self) -> None:
         """The host waits until no copy reads offloaded shards."""
@@ -202,9 +205,7 @@ class RootContext:
         if self._is_dead():
             self._bury()
         if not self.in_backward:
-            end = _EndOfBackward(self)
-            self.platform.queue_backward_callback(end)
-            self._end = weakref.ref(end)
+            self._end = queue_end(self)
             self.in_backward = True
             self._of_backward = []
             for unit in self.units:
@@ -251,8 +252,14 @@ class RootContext:
         """Settle and re-shard everything, and unless more backwards follow wait for the gradients of shards."""
         # The order is that of the module tree on all ranks, so that they launch the same collectives.
         self.in_backward = False
-        for unit in reversed(self.units):
-            unit.finish_backward()
+        try:
+            for unit in reversed(self.units):
+                unit.finish_backward()
+        except BaseException:
+            # It has failed as any other: see [Note: backwards that fail].
+            self.in_backward, self._end = True, None
+            self._give_back()
+            raise
         self._of_backward = []
         self._reshard_ahead()
         if self.is_last_backward:
@@ -267,36 +274,33 @@ class RootContext:
             self._bury()
             return
         try:
-            self.platform.queue_backward_callback(_nothing)
+            self.platform.queue_backward_callback(nothing)
         except RuntimeError:  # we are outside of a backward: the one that has begun is dead
             self._bury()
 
     def _is_dead(self) -> bool:
         """Whether the framework has dropped the backward that is said to run, and with it what was to be called at its end."""
-        return self.in_backward and self._end is not None and self._end() is None
+        return self.in_backward and (self._end is None or self._end() is None)
+
+    def end_is_gone(self, end: weakref.ref[EndOfBackward]) -> None:
+        """Nobody will be called back at the end of a backward. See [Note: backwards that fail] in :mod:`hp_fsdp.backward_end`."""
+        with self._ending:
+            if self.in_backward and self._end is end:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        for unit in self.units:
+            unit.give_back()
 
     def _bury(self) -> None:
-        self.in_backward = False
+        with self._ending:
+            self.in_backward = False
         for reduction in self._of_backward:  # the user may have cleared gradients since
             reduction.drop()
         with self.platform.no_grad():
             self.drain()
         for unit in self.units:
             unit.forget_backward()
-
-
-class _EndOfBackward:
-    """Called when a backward is over. Only the backward holds it, so its end is known also where nothing is called."""
-
-    def __init__(self, context: RootContext) -> None:
-        self._context = context
-
-    def __call__(self) -> None:
-        self._context.end_backward()
-
-
-def _nothing() -> None:
-    """Queued to ask whether a backward is running."""
 
 
 def context_of(unit: Unit) -> RootContext:

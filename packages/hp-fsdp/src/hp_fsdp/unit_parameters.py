@@ -211,6 +211,12 @@ class UnitParameters:
         if self.small_world is not None:
             self.small_world.clear()
 
+    def give_back(self) -> None:
+        """As :meth:`reshard`, but for what is being filled, which stays: this waits for nothing. No communication."""
+        self.hide()
+        if self.state is not ShardState.GATHERING:
+            self.reshard()
+
     def reshard_to_small_world(self) -> None:
         """Keep of the whole parameters what :class:`SmallWorld` keeps, and free them. No communication."""
         self.hide()
