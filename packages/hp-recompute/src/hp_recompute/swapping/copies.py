@@ -3,7 +3,8 @@
 [Note: memory and the copy stream] Memory of the device is allocated and freed by the computation's stream. A copy to the host reads what
 is held until the computation has been told to wait for the copy; a copy to the device writes to memory that is held until the same
 (by the copies themselves). So the allocator is never asked to guess, and the host never waits. Memory of the host is only touched by copies,
-all of one stream: it may be given to the next one as soon as nobody wants what is in it.
+all in the order of one stream, also those that were asked for on another: it may be given to the next one as soon as nobody
+wants what is in it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ class Copies(Protocol):
         """``(nbytes,)`` uint8."""
         ...
 
-    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    def in_use(self) -> int | None:
+        """Bytes of the device in all tensors, as the program has given them out and taken them back so far; None: nobody counts."""
+        ...
+
+    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
         """Copy for each pair ``(target, source)``, behind what the computation has been given so far; an event behind all of them.
 
-        Who asks holds the sources until it has waited.
+        ``stream``: where, instead of the one of copies; all copies wait for those before all the same. Who asks holds the
+        sources until it has waited.
         """
         ...
 
-    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
         """Likewise. The targets are held until the event, whoever drops them."""
         ...
 
@@ -50,6 +56,7 @@ class StreamCopies:
         self.device = platform.device(device)
         self.stream = self.device.new_stream()
         self._uint8 = platform.dtype("uint8")
+        self._is_counted = platform.supports("memory_stats", device)
         self._held: list[tuple[Any, list[Tensor]]] = []
 
     def empty_on_host(self, nbytes: int) -> Tensor:
@@ -60,13 +67,17 @@ class StreamCopies:
         """Of the current stream."""
         return self.platform.empty((nbytes,), self._uint8, self.name)
 
-    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
-        """On the stream of copies."""
-        return self._start(pairs)
+    def in_use(self) -> int | None:
+        """As the allocator counts."""
+        return self.device.memory_allocated() if self._is_counted else None
 
-    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
-        """On the stream of copies."""
-        event = self._start(pairs)
+    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
+        """On the stream of copies, or another one in its order."""
+        return self._start(pairs, stream)
+
+    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
+        """On the stream of copies, or another one in its order."""
+        event = self._start(pairs, stream)
         self._held.append((event, [target for target, _ in pairs]))
         return event
 
@@ -75,9 +86,15 @@ class StreamCopies:
         self.device.current_stream().wait_event(event)
         self._held = [each for each in self._held if each[0] is not event and not each[0].query()]
 
-    def _start(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
-        self.stream.wait_stream(self.device.current_stream())
-        with self.device.use_stream(self.stream):
+    def _start(self, pairs: Sequence[tuple[Tensor, Tensor]], given: Any) -> Any:
+        stream = self.stream if given is None else given
+        stream.wait_stream(self.device.current_stream())
+        if given is not None:
+            stream.wait_stream(self.stream)
+        with self.device.use_stream(stream):
             for target, source in pairs:
                 self.platform.copy_(target, source, non_blocking=True)
-            return self.stream.record_event()
+            event = stream.record_event()
+        if given is not None:
+            self.stream.wait_event(event)
+        return event

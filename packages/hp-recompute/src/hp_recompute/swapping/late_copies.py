@@ -38,11 +38,15 @@ class LateCopies:
         """Full of NaN."""
         return self.platform.full((nbytes,), _NAN, "uint8", self.name)
 
-    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    def in_use(self) -> int | None:
+        """Not counted: the manager takes what its groups have there."""
+        return None
+
+    def to_host(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
         """In the queue, which does not hold memory of the device."""
         return self._queued([(lambda target=target: target, weakref.ref(source)) for target, source in pairs])
 
-    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
         """In the queue; the targets are held."""
         event = self._queued(
             [(weakref.ref(target), lambda source=source: source) for target, source in pairs]

@@ -4,12 +4,17 @@
 waits for their copies, and what they have left is free. So beside the one that runs, one other is on the device, and the last one,
 which backward wants first, never leaves. In backward, the first thing that is wanted of a group brings the group, and lets
 the one start that will be wanted next ([Note: learnt order] in :mod:`hp_recompute.swapping.order`).
+
+[Note: copies take their time] Where there is more on the device anyway, as of layers that keep what they save, waiting at that place would
+be for nothing: from the second step on, forward lets go of what leaves, portion by portion, when it needs the memory, and backward
+fetches further groups as soon as it has freed as much ([Note: room] in :mod:`hp_recompute.swapping.room`). For that the manager
+must see the layers that keep all, too: they are groups that move nothing (in a chain, or with a policy that says so).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +26,8 @@ from hp_recompute.swapping.group import BY_HAND, Group
 from hp_recompute.swapping.named import NamedGroups
 from hp_recompute.swapping.order import Order
 from hp_recompute.swapping.pinned import HostPool
+from hp_recompute.swapping.room import Room
+from hp_recompute.swapping.storage import SwappedStorage
 
 
 class SwapManager(NamedGroups):
@@ -33,6 +40,7 @@ class SwapManager(NamedGroups):
         self._copies: dict[str, Copies | None] = {}
         self._pools: dict[str, HostPool] = {}
         self._swaps_nothing = copies is None and self.platform.device_types() == ("cpu",)
+        self._rooms: dict[str, Room] = {}
         self._order = Order()
         self._live: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self._open: list[Group] = []
@@ -40,6 +48,11 @@ class SwapManager(NamedGroups):
         self._ended: list[Group] = []
         """That have not started for the host."""
         self._leaving: list[Group] = []
+        """That have, and were not waited for."""
+        self._ahead: list[Group] = []
+        """That were fetched before it was their turn."""
+        self._largest = 0
+        """Bytes of one memory that was saved, at most: the next one may be as large."""
         self.num_not_fetched = 0
         """How often backward came to a group that was not fetched ahead, and waited for all of its copy: in every step for none, if all
         steps are alike, but for the first group of a backward that nothing was before."""
@@ -58,7 +71,16 @@ class SwapManager(NamedGroups):
             else:
                 has_own_memory = self.platform.supports("streams", device)
                 self._copies[device] = StreamCopies(self.platform, device) if has_own_memory else None
+            copies = self._copies[device]
+            if copies is not None:
+                self._rooms[device] = Room(lambda: self._in_use(device, copies))
         return self._copies[device]
+
+    def _in_use(self, device: str, copies: Copies) -> int:
+        counted = copies.in_use()
+        if counted is not None:
+            return counted
+        return sum(group.device_nbytes(device) for group in list(self._live.values()))
 
     def pool_of(self, device: str) -> HostPool:
         """The host's memory for copies of a device."""
@@ -104,7 +126,10 @@ class SwapManager(NamedGroups):
         """A group that a function saves to from now on."""
         self._ended = [group for group in self._ended if group.is_alive]
         if not self._open and not any(group.is_alive for group in self._live.values()):
-            self._order.new_step()
+            self._new_step()
+        self._give_back_ahead()
+        for device, room in self._rooms.items():
+            room.begun(self._late_nbytes(device))
         for group in self._ended:
             group.launch_offload()
             self._leaving.append(group)
@@ -113,18 +138,70 @@ class SwapManager(NamedGroups):
         group = Group(self, name, self._order.begun(), fused=fused, only_chosen=only_chosen, link=link)
         self._live[group.ordinal] = group
         self._open.append(group)
+        self._let_go(self._largest)
         return group
+
+    def taken_over(self, key: int) -> SwappedStorage | None:
+        """A memory that a group which has ended holds, too; see [Note: outputs that two groups save] in :mod:`hp_recompute.swapping.group`."""
+        for group in list(self._live.values()):
+            found = None if any(each is group for each in self._open) else group.take_over(key)
+            if found is not None:
+                return found
+        return None
+
+    def pace(self, group: Group, on_wanted: Callable[[], None]) -> None:
+        """Let the caller say when to wait for a group that leaves, and in ``on_wanted()``, when backward comes to it, what is fetched then."""
+        group.on_wanted = on_wanted
+
+    def made(self, nbytes: int) -> None:
+        """A group saves a memory of so many bytes."""
+        self._largest = max(self._largest, nbytes)
+        self._let_go(self._largest)
 
     def end(self, group: Group, outputs: Any) -> None:
         """The function has returned ``outputs``, or (None) failed."""
         self._open = [each for each in self._open if each is not group]
         group.protect(outputs)
-        leaving = [each for each in self._leaving if each.ordinal < group.ordinal]
-        self._leaving = [each for each in self._leaving if each.ordinal >= group.ordinal]
-        for each in leaving:
-            each.wait_offload()
+        for device, room in self._rooms.items():
+            room.ended(group.ordinal, self._late_nbytes(device))
+        has_time = (
+            outputs is not None
+            and self._order.is_followed(group.ordinal)
+            and all(room.is_known for room in self._rooms.values())
+        )
+        for each in self._leaving:
+            each.is_late = each.is_late or (each.ordinal < group.ordinal and each.on_wanted is None)
+        if has_time:
+            self._let_go(max((room.behind(group.ordinal) for room in self._rooms.values()), default=0))
+        else:
+            self._wait_for(each for each in self._leaving if each.is_late)
+        self._order.ended(group.ordinal)
         if group.link is None or group.link.after is not None:
             self._ended.append(group)
+
+    def _new_step(self) -> None:
+        self._wait_for(self._leaving)
+        self._order.new_step()
+        for room in self._rooms.values():
+            room.new_step()
+
+    def _late_nbytes(self, device: str) -> int:
+        return sum(each.leaving_nbytes(device) for each in self._leaving if each.is_late)
+
+    def _let_go(self, nbytes: int) -> None:
+        """Of what is late, as much as must have left before so many bytes are made."""
+        late = [each for each in self._leaving if each.is_late]
+        while late and any(room.lacks(nbytes) for room in self._rooms.values()):
+            if late[0].is_leaving:
+                late[0].wait_portion()
+            else:
+                late.pop(0)
+        self._leaving = [each for each in self._leaving if each.is_leaving]
+
+    def _wait_for(self, groups: Iterable[Group]) -> None:
+        for each in list(groups):
+            each.wait_offload()
+        self._leaving = [each for each in self._leaving if each.is_leaving]
 
     # --- backward
     def wanted(self, group: Group) -> None:
@@ -135,7 +212,13 @@ class SwapManager(NamedGroups):
         if any(each is group for each in self._ended):
             self._ended = [each for each in self._ended if each is not group]
             group.has_stayed()
-        self._order.wanted(group.ordinal)
+        if self._order.wanted(group.ordinal):
+            self._wait_for(each for each in self._leaving if each is not group and each.on_wanted is None)
+            for room in self._rooms.values():
+                room.turned()
+        if any(each is group for each in self._leaving):
+            self._leaving = [each for each in self._leaving if each is not group]
+            group.stay()
         if not group.is_wanted and self.platform.is_in_backward():
             group.is_wanted = True
             self._to_release.append(weakref.ref(group))
@@ -143,6 +226,13 @@ class SwapManager(NamedGroups):
         if group.is_on_host:
             self.num_not_fetched = self.num_not_fetched + 1
             group.launch_load()
+        if group.on_wanted is not None:
+            group.on_wanted()
+        else:
+            self._fetch_next(group)
+
+    def _fetch_next(self, group: Group) -> None:
+        """What is wanted after it, and see [Note: copies take their time]."""
         there = {
             number
             for number, each in list(self._live.items())
@@ -153,6 +243,22 @@ class SwapManager(NamedGroups):
             following = self._before(group, there)
         if following in there:
             self._live[following].launch_load()
+        for number in self._order.rest_of_backward(group.ordinal):
+            each = self._live.get(number)
+            if each is None or each.is_wanted or not each.is_on_host:
+                continue
+            if not all(self._rooms[device].takes(nbytes) for device, nbytes in each.host_nbytes().items()):
+                return
+            each.launch_load()
+            self._ahead.append(each)
+
+    def _give_back_ahead(self) -> None:
+        """What was fetched for a backward that did not come: a forward begins."""
+        for each in self._ahead:
+            if not each.is_wanted:
+                each.wait_load()
+                each.release()
+        self._ahead.clear()
 
     def _before(self, group: Group, there: set[int]) -> int | None:
         """The one that ran before ``group``, or (in a chain) that of the layer before."""

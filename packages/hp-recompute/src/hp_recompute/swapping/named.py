@@ -75,9 +75,13 @@ class NamedGroups:
         kept.append(saved)
         return saved
 
-    def launch_offload(self, name: str) -> None:
-        """Let the group start for the host, on the stream of copies. RuntimeError for an unknown group, here and below."""
-        self._group(name).launch_offload()
+    def launch_offload(self, name: str, copy_stream: Any = None) -> None:
+        """Let the group start for the host. RuntimeError for an unknown group, here and below.
+
+        ``copy_stream``: a stream of the device that copies, such as ``platform.device(...).new_stream()`` gives or the framework's own;
+        None: the manager's. Copies of all groups happen in the order in which they were launched, whatever their streams.
+        """
+        self._group(name).launch_offload(copy_stream)
 
     def wait_offload(self, name: str) -> None:
         """Let the computation wait for it, and let go of the memory on the device. RuntimeError unless it was launched."""
@@ -86,9 +90,9 @@ class NamedGroups:
             raise RuntimeError(f"group {name!r} is not on its way to the host: call launch_offload before")
         group.wait_offload()
 
-    def launch_load(self, name: str) -> None:
-        """Let what is on the host start for the device."""
-        self._group(name).launch_load()
+    def launch_load(self, name: str, copy_stream: Any = None) -> None:
+        """Let what is on the host start for the device; ``copy_stream`` as above."""
+        self._group(name).launch_load(copy_stream)
 
     def wait_load(self, name: str) -> None:
         """Let the computation wait for it. RuntimeError unless it was launched."""

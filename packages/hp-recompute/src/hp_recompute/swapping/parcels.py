@@ -97,3 +97,17 @@ def parcels(
             buckets.append([storage])
             room = BUCKET_NBYTES - size if fused else 0
     return [Parcel(platform, copies, bucket) for bucket in buckets]
+
+
+def portions(made: Sequence[Parcel], number: int) -> list[list[Parcel]]:
+    """At most ``number`` of about the same size, in order."""
+    least = sum(parcel.nbytes for parcel in made) / number
+    found: list[list[Parcel]] = []
+    size = least
+    for parcel in made:
+        if size >= least:
+            found.append([])
+            size = 0
+        found[-1].append(parcel)
+        size = size + parcel.nbytes
+    return found

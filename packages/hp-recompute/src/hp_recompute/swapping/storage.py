@@ -52,6 +52,7 @@ class SavedTensor:
         "_platform",
         "_version",
         "dtype",
+        "group",
         "shape",
         "storage",
         "x",
@@ -63,9 +64,10 @@ class SavedTensor:
         x: Tensor,
         place: StoragePlace | None,
         storage: SwappedStorage | None,
+        group: Any,
         name: str,
     ) -> None:
-        """``storage`` None: it stays where it is. ``name``: for messages."""
+        """``storage`` None: it stays where it is. ``group``: that has saved it. ``name``: for messages."""
         self._platform = platform
         self._version = platform.version(x) if platform.counts_writes(x) else None
         self._place, self._name = place, name
@@ -73,7 +75,7 @@ class SavedTensor:
         self._is_spoiled = False
         self.x: Tensor | None = x
         """None while the bytes are elsewhere."""
-        self.storage = storage
+        self.storage, self.group = storage, group
 
     @property
     def span(self) -> tuple[int, int]:
@@ -107,7 +109,7 @@ class SavedTensor:
                 "saved for backward (swap keeps it): clone it before the write, or leave out the in-place operation"
             )
         if self.storage is not None:
-            self.storage.require()
+            self.group.require(self.storage)
         return self.x if self.x is not None else self._loaded()
 
     def _loaded(self) -> Tensor:
@@ -123,7 +125,9 @@ class SwappedStorage:
     """A memory of a group, with all tensors over it that the group has saved."""
 
     def __init__(self, platform: Platform, group: Any, device: str, key: int) -> None:
-        self.platform, self.group, self.device, self.key = platform, group, device, key
+        self.platform, self.device, self.key = platform, device, key
+        self.group = group
+        """With which it moves."""
         self.state = State.DEVICE
         self._saved: list[weakref.ref[SavedTensor]] = []
         self.start = self.nbytes = 0
@@ -183,10 +187,6 @@ class SwappedStorage:
         """``memory`` gets the bytes."""
         self.memory = memory
         self.move(State.TO_DEVICE)
-
-    def require(self) -> None:
-        """Be on the device, for the computation's next work."""
-        self.group.require(self)
 
     def forget(self) -> None:
         """Let go of what came back; the bytes on the host are there still."""
