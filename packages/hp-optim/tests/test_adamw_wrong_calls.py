@@ -43,7 +43,8 @@ def twice() -> Any:
 
 CALLS = {
     "unknown arguments": Call(
-        "AdamW has no 'foreach', 'momentum'; it takes amsgrad, betas, divide_replicas, eps, fused, lr, maximize, weight_decay",
+        "AdamW has no 'foreach', 'momentum'; it takes amsgrad, betas, divide_replicas, eps, fused, lr, maximize, "
+        "offload_bucket, offload_state, weight_decay",
         options={"foreach": False, "momentum": 0.9},
     ),
     "negative lr": Call("AdamW: lr is -0.1; it must be a finite number, at least 0", options={"lr": -0.1}),

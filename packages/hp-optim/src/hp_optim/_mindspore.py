@@ -59,7 +59,7 @@ class Optimizer:
             groups.append({**taken, PARAMS: own[PARAMS]})
             for number, parameter in zip(other[PARAMS], own[PARAMS], strict=True):
                 if number in state_dict["state"]:
-                    state[parameter] = self._loaded(parameter, state_dict["state"][number])  # type: ignore[attr-defined]
+                    state[parameter] = self._loaded(own, parameter, state_dict["state"][number])  # type: ignore[attr-defined]
         self.__setstate__({"state": state, "param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:

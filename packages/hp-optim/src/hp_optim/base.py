@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hp_optim.checks import NAMES, PARAMS, check_keys, check_unknown
 from hp_optim.groups import Group, group_of, groups_of
+from hp_optim.offload.home import OFFLOAD_STATE, StateHome, StateMemory
+from hp_optim.offload.transfers import transfers_of
 from hp_optim.pieces import like, local_of
 from hp_platform.platform import get_platform
 from hp_platform.protocols.tensor import Tensor
@@ -20,6 +22,8 @@ MAIN_GRAD = "main_grad"
 """Attribute of a parameter that holds its gradient in a wider dtype than the parameter's; it goes before ``grad``."""
 STEP = "step"
 """Key of a group: how many steps it has made."""
+HOW_IT_RUNS = (OFFLOAD_STATE, "fused")
+"""Keys of a group that say where and by what it is updated: they stay when a state dict is loaded."""
 
 
 def gradient_of(parameter: Any) -> Any:
@@ -58,7 +62,6 @@ if TYPE_CHECKING:
 
         defaults: dict[str, Any]
         param_groups: list[Group]
-        state: Any
 
         def __init__(self, params: Any, defaults: dict[str, Any]) -> None: ...
         def add_param_group(self, param_group: Group) -> None: ...
@@ -81,6 +84,8 @@ class OptimizerSteps(_Ground):
 
     HYPERPARAMETERS: ClassVar[frozenset[str]] = frozenset()
     """Names of all arguments of the constructor but ``params``."""
+    MAKE_TRANSFERS = staticmethod(transfers_of)
+    """How state on the host gets to a device; a subclass may have others (:mod:`hp_optim.offload.late`)."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], unknown: Mapping[str, Any]) -> None:
         """``unknown``: the keyword arguments that the algorithm does not have; ValueError if there are any."""
@@ -89,6 +94,7 @@ class OptimizerSteps(_Ground):
         check_unknown(name, unknown, self.HYPERPARAMETERS)
         self._check_group(defaults)
         groups = groups_of(self.platform, name, params)
+        self._memory = StateMemory(self.platform, self.MAKE_TRANSFERS)
         self._forget_plans()
         super().__init__(groups, {**defaults, STEP: 0})
 
@@ -102,6 +108,35 @@ class OptimizerSteps(_Ground):
 
     def _forget_plans(self) -> None:
         """Groups or state are others now: what was worked out from them is worked out anew at the next step."""
+
+    # --- state
+    @property
+    def state(self) -> Any:
+        """Parameter -> its state, a dict; parameters that never had a gradient have none.
+
+        With ``offload_state`` the host waits here for state that is on its way from the device; what was read before a step
+        is read anew after it.
+        """
+        self._memory.land()
+        return self._entries
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.__dict__["state"] = value
+
+    @property
+    def _entries(self) -> Any:
+        """The same, for who looks at no values of tensors."""
+        return self.__dict__["state"]
+
+    def _home_of(self, group: Group) -> StateHome:
+        return StateHome(self.platform, self._memory, offloads=bool(group.get(OFFLOAD_STATE)))
+
+    def _check_offload(self, group: Group) -> None:
+        if not isinstance(group[OFFLOAD_STATE], bool):
+            raise ValueError(
+                f"{type(self).__name__}: {OFFLOAD_STATE} is {group[OFFLOAD_STATE]!r}; it must be True or False"
+            )
 
     # --- what users call
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -159,26 +194,37 @@ class OptimizerSteps(_Ground):
                     if found is not None:
                         platform.fill_(local_of(found), 0.0)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take groups and state of a dict that :meth:`state_dict` made, of this class or of torch's; values are copied.
+
+        ``offload_state`` and ``fused`` stay as they are: they say how this optimizer runs.
+        """
+        groups = list(state_dict["param_groups"])
+        for number, (given, own) in enumerate(zip(groups, self.param_groups, strict=False)):
+            groups[number] = {**given, **{key: own[key] for key in HOW_IT_RUNS if key in own}}
+        super().load_state_dict({**state_dict, "param_groups": groups})
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.platform = get_platform()
+        if "_memory" not in self.__dict__:
+            self._memory = StateMemory(self.platform, self.MAKE_TRANSFERS)
         super().__setstate__(state)
         for group in self.param_groups:
             for key, value in self.defaults.items():  # of a dict that another version or optimizer has made
                 group.setdefault(key, value)
         self._forget_plans()
 
-    def _loaded(self, parameter: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """State of one parameter from a state dict: copies on the parameter's device, in their own dtypes."""
-        platform = self.platform
+    def _loaded(self, group: Group, parameter: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """State of one parameter from a state dict: copies where its state lies, in their own dtypes."""
+        platform, home = self.platform, self._home_of(group)
         device = platform.device_of(local_of(parameter))
 
         def own(value: Any) -> Any:
             if not platform.is_tensor(value):
                 return value
-            local = platform.clone(platform.detach(local_of(value)))
-            if tuple(value.shape) == tuple(parameter.shape):
-                local = platform.to_device(local, device)
-            return like(value, local)
+            local = platform.detach(local_of(value))
+            is_of_elements = tuple(value.shape) == tuple(parameter.shape)
+            return like(value, home.copied(local, device) if is_of_elements else platform.clone(local))
 
         return {key: own(value) for key, value in entry.items()}
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from hp_dtensor import RaggedShard, Replicate, Shard, StridedShard, distribute_tensor
 from hp_optim import Muon
+from hp_optim.offload.late import TIMINGS, LateTransfers
 from hp_platform import DeviceMesh, init_device_mesh
 from hp_platform.testing import World, distributed
 
@@ -102,7 +103,7 @@ def cut_of(case: Case) -> Any:
 class Twins:
     """The cases as parameters of one optimizer, and as arrays of the oracle."""
 
-    def __init__(self, world: World, dtype: str, **options: Any) -> None:
+    def __init__(self, world: World, dtype: str, kind: Any = Muon, **options: Any) -> None:
         self.world, self.dtype = world, dtype
         self.platform = world.platform
         self.meshes, self.cases = meshes(world), cases(world.size)
@@ -113,7 +114,7 @@ class Twins:
         }
         for parameter in self.params.values():
             parameter.requires_grad_(True)
-        self.optimizer = Muon(self.params.items(), split=self.rule, ns_dtype=self.dtype, **options)
+        self.optimizer = kind(self.params.items(), split=self.rule, ns_dtype=self.dtype, **options)
         known = ("lr", "weight_decay", "momentum", "nesterov", "ns_steps")
         self.oracle = muon_oracle.Muon(
             {name: arrays(case, i, 0) for i, (name, case) in enumerate(self.cases.items())},
@@ -189,3 +190,30 @@ def test_parameters_may_be_left_out_of_some_steps(world: World) -> None:
     for step, left_out in enumerate((names[::3], names[1::2], [], names[::3], names[5:]), 1):
         twins.step(step, without=left_out)
     twins.check(1e-12 if twins.dtype == "float64" else 1e-6)
+
+
+@distributed(world_size=[1, 2, 3, 4])
+def test_momentum_on_the_host_gives_the_same_bits(world: World) -> None:
+    kinds = [Muon]
+    if world.platform.supports("write_into_view", world.device):
+        kinds.extend(type("Muon", (Muon,), {"MAKE_TRANSFERS": staticmethod(timing)}) for timing in TIMINGS)
+    # Some batches have a few matrices, and some parameters stand in several of them.
+    beside = Twins(world, "float64", memory_cap=2000)
+    others = [Twins(world, "float64", kind, memory_cap=2000, offload_state=True) for kind in kinds]
+    names = list(beside.cases)
+    for step, left_out in enumerate(([], names[::3], []), 1):
+        for twins in (beside, *others):
+            twins.step(step, without=left_out)
+    for twins in others:
+        transfers = twins.optimizer._memory.transfers(world.device)
+        if isinstance(transfers, LateTransfers):
+            assert transfers.num_waiting == 0
+            assert transfers.nbytes["fetch"] >= transfers.nbytes["store"] > 0
+        for name, parameter in twins.params.items():
+            momentum, other = (
+                each.optimizer.state[each.params[name]]["momentum_buffer"] for each in (twins, beside)
+            )
+            local = momentum.to_local()
+            assert transfers is None or transfers.is_on_host(local) or 0 in local.shape
+            for a, b in ((parameter, beside.params[name]), (momentum, other)):
+                assert np.array_equal(twins.whole(a.detach()), beside.whole(b.detach())), name

@@ -27,7 +27,9 @@ from hp_platform.protocols.tensor import Tensor
 
 STATE: Final = "state"
 GROUPS: Final = "param_groups"
-HOW_IT_RUNS: Final = frozenset({"foreach", "fused", "capturable", "differentiable"})
+OFFLOAD_STATE: Final = "offload_state"
+"""Hyperparameter of optimizers that keep their state in the host's memory."""
+HOW_IT_RUNS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", OFFLOAD_STATE})
 """Hyperparameters that change no value: they stay as this optimizer was made."""
 
 Key = tuple[Any, ...]
@@ -207,10 +209,10 @@ class Loading:
     def _new(self, key: Key, value: Tensor) -> Tensor:
         platform, parameter = self.platform, self.named.parameters[key[1]]
         if not isinstance(parameter, DTensor):
-            device = platform.device_of(parameter)
+            device = self._home(parameter, platform.device_of(parameter))
             value = whole_of(platform, value) if isinstance(value, DTensor) else value
             return copy_on(platform, value, self._device(key, parameter, device))
-        device = platform.device_of(parameter.to_local())
+        device = self._home(parameter, platform.device_of(parameter.to_local()))
         shape, whole = tuple(value.shape), tuple(parameter.shape)
         is_sharded = isinstance(value, DTensor)
         if not is_sharded and (key[2] == STEP or (shape == () and whole != ())):
@@ -221,6 +223,11 @@ class Loading:
             mesh = parameter.device_mesh
             value = distribute_tensor(platform.detach(value), mesh, [REPLICATE] * mesh.ndim)
         return copy_on(platform, value, device)
+
+    def _home(self, parameter: Any, device: str) -> str:
+        """Where the state of a parameter on ``device`` lies: the device may have no room for what its optimizer keeps on the host."""
+        _, group = self.named.owners[id(parameter)]
+        return "cpu" if group.get(OFFLOAD_STATE) and device != "meta" else device
 
     def _device(self, key: Key, parameter: Any, device: str) -> str:
         """Where a plain tensor lies. torch's optimizers count steps on the host, to read the count without waiting for the

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hp_optim.groups import Group
+from hp_optim.offload.home import StateHome
+from hp_optim.offload.streaming import OFFLOAD_BUCKET, Lists, Streamed
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -28,9 +31,10 @@ def state_dtype(platform: Platform, parameter: Tensor, gradient: Tensor) -> Any:
 class Launches:
     """The tensors of one step of a group."""
 
-    def __init__(self, platform: Platform, group: Group) -> None:
+    def __init__(self, platform: Platform, group: Group, home: StateHome) -> None:
         self.platform = platform
         self.group = group
+        self.home = home
         self._together: dict[Any, list[list[Tensor]]] = {}
 
     def add(self, device: str, count: int, target: Tensor, gradient: Tensor, state: Sequence[Tensor]) -> None:
@@ -54,15 +58,19 @@ class Launches:
             values.extend(more)
 
     def run(self) -> None:
-        """One launch for all that are in the same step, of the same dtypes and on one device."""
-        for (_, count, _, dtype), lists in self._together.items():
-            self._update(count, dtype, *lists)
+        """One launch for all that are in the same step, of the same dtypes and on one device; of state on the host one per bucket."""
+        for (device, count, _, dtype), (params, grads, *state) in self._together.items():
+            transfers = self.home.transfers(device)
+            if transfers is None:
+                self._update(count, dtype, (params, grads), state)
+            else:
+                nbytes = self.group[OFFLOAD_BUCKET]
+                streamed = Streamed(self.platform, transfers, device, nbytes, (params, grads), state)
+                streamed.run(partial(self._update, count, dtype))
 
-    def _update(
-        self, count: int, dtype: Any, params: list[Tensor], grads: list[Tensor], *state: list[Tensor]
-    ) -> None:
+    def _update(self, count: int, dtype: Any, beside: Lists, state: Lists) -> None:
         """In the dtype of the state: a narrower parameter is widened for it, and the result rounded once."""
-        platform, group = self.platform, self.group
+        platform, group, (params, grads) = self.platform, self.group, beside
         is_narrow = params[0].dtype != dtype
         targets = platform.foreach_cast(params, dtype) if is_narrow else params
         if any(grad.dtype != dtype for grad in grads):

@@ -8,7 +8,8 @@ from hp_optim.adamw.kernel import moments, state_dtype
 from hp_optim.adamw.replicas import Division
 from hp_optim.base import gradient_of, own_gradient
 from hp_optim.groups import Group
-from hp_optim.pieces import local_of, placed
+from hp_optim.offload.home import StateHome
+from hp_optim.pieces import like, local_of, placed
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -22,8 +23,11 @@ _FOREIGN_STEP = "step"
 class Member:
     """A parameter, and (with a ``division``) the piece of it that this replica updates."""
 
-    def __init__(self, platform: Platform, parameter: Any, state: Any, division: Division | None) -> None:
+    def __init__(
+        self, platform: Platform, parameter: Any, state: Any, division: Division | None, home: StateHome
+    ) -> None:
         self.platform = platform
+        self.home = home
         self.parameter = parameter
         self.state = state
         self.division = division
@@ -66,10 +70,8 @@ class Member:
         entry = self.state[self.parameter]
         target, platform = self.target(), self.platform
         for key in moments(group):
-            zeros = platform.zeros(
-                tuple(target.shape), state_dtype(platform, target, gradient), platform.device_of(target)
-            )
-            entry[key] = self.placed(zeros)
+            dtype = state_dtype(platform, target, gradient)
+            entry[key] = self.placed(self.home.zeros(tuple(target.shape), dtype, self.device))
         if group["step"] > 1:
             entry[MISSED] = group["step"] - 1
         self._known = entry[moments(group)[0]]
@@ -88,7 +90,8 @@ class Member:
                 del entry[MISSED]
 
     def _taken_over(self, group: Group, entry: dict[str, Any]) -> None:
-        """State that somebody has put there lies as it must: placed as :meth:`placed` says, and counted by the group.
+        """State that somebody has put there lies as it must: placed as :meth:`placed` says, in the memory of the home, and counted by
+        the group.
 
         Communication: where state is placed otherwise, its redistribution, on all ranks alike.
         """
@@ -112,14 +115,20 @@ class Member:
                 and hasattr(value, "placements")
                 and tuple(value.placements) != tuple(wanted)
             ):
-                entry[key] = self._replaced(value)
+                entry[key] = value = self._replaced(value)
+            local = local_of(value)
+            settled = self.home.settled(local, self.device)
+            if settled is not local:
+                entry[key] = like(value, settled)
         self._known = entry[moments(group)[0]]
 
     def _replaced(self, value: Any) -> Any:
         if self.division is not None and tuple(value.placements) == tuple(self.parameter.placements):
             return self.placed(self.platform.clone(self.division.piece(local_of(value))))
         wanted = self.parameter.placements if self.division is None else self.division.placements
-        return value.redistribute(placements=wanted)
+        # Ranks exchange what is on their devices.
+        on_device = like(value, self.platform.to_device(local_of(value), self.device))
+        return on_device.redistribute(placements=wanted)
 
 
 def count_of(group: Group, entry: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ from hp_optim.adamw.rows import RowOfMembers, RowOfPieces
 from hp_optim.base import STEP
 from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group
+from hp_optim.offload.home import OFFLOAD_STATE, StateHome
 from hp_optim.pieces import local_of
 from hp_platform import ProcessGroup
 from hp_platform.platform import Platform
@@ -31,14 +32,18 @@ class Found(NamedTuple):
 class GroupPlan:
     """Worked out once, and again when the group or the place of a shard is another one."""
 
-    def __init__(self, platform: Platform, group: Group, state: Any, *, divides: bool) -> None:
+    def __init__(
+        self, platform: Platform, group: Group, state: Any, home: StateHome, *, divides: bool
+    ) -> None:
         self.platform = platform
         self.group = group
+        self.home = home
         self._state = state
         self.is_stale = False
         self._params = tuple(group[PARAMS])
         members = [
-            Member(platform, p, state, division_of(platform, p) if divides else None) for p in self._params
+            Member(platform, p, state, division_of(platform, p) if divides else None, home)
+            for p in self._params
         ]
         self.rows, self.loose = _rows(platform, members, state)
         self._places = {id(member): place for place, member in enumerate(members)}
@@ -53,6 +58,7 @@ class GroupPlan:
             not self.is_stale
             and self.group is group
             and self._state is state
+            and self.home.offloads == group[OFFLOAD_STATE]
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
         )
@@ -97,7 +103,7 @@ class GroupPlan:
         """
         group, flat, given = self.group, found.flat, found.given
         group[STEP] = group.get(STEP, 0) + 1
-        launches = Launches(self.platform, group)
+        launches = Launches(self.platform, group, self.home)
         places: list[Place] = []
         for row, gradients in flat:
             if row.add_to(launches, gradients):

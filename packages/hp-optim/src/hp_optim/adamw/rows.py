@@ -142,7 +142,8 @@ class RowOfMembers:
             if len(counts) > 1 or len(dtypes) > 1:
                 return False
             missed, dtype = counts.pop(), dtypes.pop()
-        self._flats = [platform.zeros((self._numel,), dtype, platform.device_of(self.row)) for _ in keys]
+        device = platform.device_of(self.row)
+        self._flats = [self.members[0].home.zeros((self._numel,), dtype, device) for _ in keys]
         kept: list[list[Any]] = [[] for _ in self.members]
         for key, flat in zip(keys, self._flats, strict=True):
             for number, member in enumerate(self.members):
@@ -228,7 +229,7 @@ class RowOfPieces(RowOfMembers):
                 if not platform.is_contiguous(
                     value
                 ):  # it came from elsewhere, and is written as a 1-D view below
-                    entry[key] = member.placed(platform.contiguous(value))
+                    entry[key] = member.placed(member.home.copied(value, member.device))
             found.append(entry)
         counts = {entry.get(MISSED, 0) for entry in found}
         dtypes = {entry[key].dtype for entry in found for key in keys}

@@ -94,9 +94,8 @@ def _normalized(platform: Platform, x: Any, dtype: Any, margin: float) -> Any:
 def _iterated(platform: Platform, x: Any, triples: Iterable[Triple]) -> Any:
     is_wide = x.shape[1] <= x.shape[2]
     for a, b, c in triples:
-        turned = platform.transpose(x, 1, 2)
-        gram = platform.matmul(x, turned) if is_wide else platform.matmul(turned, x)
-        inner = platform.matmul_add(gram, gram, gram, alpha=c, beta=b)
+        gram = platform.gram(x if is_wide else platform.transpose(x, 1, 2))
+        inner = platform.square_add(gram, alpha=c, beta=b)
         x = platform.matmul_add(x, inner, x, beta=a) if is_wide else platform.matmul_add(x, x, inner, beta=a)
     return x
 

@@ -10,18 +10,20 @@ from hp_dtensor.spec import shown
 from hp_optim.base import OptimizerSteps, gradient_of, own_gradient
 from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
+from hp_optim.muon import placed
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
 from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
+from hp_optim.muon.offloaded import OffloadedStep
 from hp_optim.muon.pipeline import run
-from hp_optim.muon.placed import device_of_iteration, named, rate_on
+from hp_optim.muon.placed import BUFFER, device_of_iteration, named
 from hp_optim.muon.plan import Known, Plans
 from hp_optim.muon.scale import DEFAULT_RULE, MATCHED_ADAMW_RMS, ScaleRule, scale_rule
 from hp_optim.muon.step import Iteration, Step, Updated
-from hp_optim.pieces import like, local_of
+from hp_optim.offload.home import OFFLOAD_STATE
+from hp_optim.offload.transfers import Transfers
+from hp_optim.pieces import local_of
 
-BUFFER = "momentum_buffer"
-"""Key of a parameter's state."""
 _FUNCTIONS = ("split", "scale")
 """Options that may be functions, which no state dict holds."""
 
@@ -41,7 +43,7 @@ class MuonSteps(OptimizerSteps):
         params: parameters, (name, parameter) pairs, or groups (dicts) whose keys overrule the options below. Plain tensors, or
             DTensors on any meshes in any placements but Partial: cut along any dims, in any order, unevenly, empty, ragged,
             replicated. Of two dims and more; give vectors, embeddings and heads to AdamW.
-        lr: a number, or a tensor of one element.
+        lr: a number, or a tensor of one element; on the host it is read, on the device it stays there.
         weight_decay: decoupled; multiplied by ``lr``.
         matched_adamw_rms: root mean square of an update for ``lr`` 1: with the usual 0.2 AdamW's learning rates can be kept.
         momentum: at least 0 and below 1.
@@ -54,6 +56,9 @@ class MuonSteps(OptimizerSteps):
             ``(m, n)`` one, ``(e, m, n)`` one for each expert, 4 and 5 dims are convolutions.
         memory_cap: bytes of working memory for the matrices of a batch on their owner, at least those of one matrix. Three batches
             are under way at a time. Groups travel together: the smallest cap counts for all of them.
+        offload_state: keep the momentum of parameters that lie on a device in page-locked memory of the host. It comes and goes with
+            the batches on streams of its own; the device holds that of two batches during a step, and none between steps. Bits
+            and state dicts are those without. No effect where a device has no memory of its own (cpu).
 
     State: ``momentum_buffer``, in the dtype of the gradient, a DTensor placed as its parameter; it is made at the first gradient.
     Parameters on the host (offloaded) have it there; their matrices are orthogonalised on the device of the mesh.
@@ -88,6 +93,7 @@ class MuonSteps(OptimizerSteps):
             "scale",
             "split",
             "memory_cap",
+            OFFLOAD_STATE,
         )
     )
 
@@ -106,6 +112,7 @@ class MuonSteps(OptimizerSteps):
         scale: str | ScaleRule = DEFAULT_RULE,
         split: Split = None,
         memory_cap: int = MEMORY_CAP,
+        offload_state: bool = False,
         **unknown: Any,
     ) -> None:
         defaults = {
@@ -120,6 +127,7 @@ class MuonSteps(OptimizerSteps):
             "scale": scale,
             "split": split,
             "memory_cap": memory_cap,
+            OFFLOAD_STATE: offload_state,
         }
         super().__init__(params, defaults, unknown)
         labels = [[label for _, label in named(group)] for group in self.param_groups]
@@ -139,6 +147,7 @@ class MuonSteps(OptimizerSteps):
                 f"{name}: ns_dtype is {platform.dtype_name(platform.dtype(given))!r}; the iteration needs a floating dtype: give "
                 "'bfloat16', 'float16', 'float32' or 'float64', or leave it out"
             )
+        self._check_offload(group)
         cap = group["memory_cap"]
         if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
             raise ValueError(
@@ -185,19 +194,25 @@ class MuonSteps(OptimizerSteps):
         self._seen: list[Any] = []
 
     def _update(self) -> None:
-        updated, present, seen = self._gathered()
+        updated, transfers, present, seen = self._gathered()
         if self._plans is None:
             cap = min(group["memory_cap"] for group in self.param_groups)
             self._plans = Plans(self.platform, cap)
         if seen != self._seen:
             self._known, self._seen = self._describe(), seen
         batches = self._plans.batches(self._known, present)
-        run(self.platform, batches, Step(self.platform, updated), self._plans.streams)
+        if not transfers:
+            run(self.platform, batches, Step(self.platform, updated), self._plans.streams)
+            return
+        step = OffloadedStep(self.platform, updated, batches, transfers)
+        run(self.platform, batches, step, self._plans.streams)
+        step.finish()
 
-    def _gathered(self) -> tuple[list[Updated], list[int], list[Any]]:
-        """What is updated; which of all parameters these are; and of each parameter what plans depend on."""
-        platform = self.platform
+    def _gathered(self) -> tuple[list[Updated], dict[int, Transfers], list[int], list[Any]]:
+        """What is updated; the ways to momentum on the host; which of all parameters these are; and what plans depend on of each."""
+        platform, entries = self.platform, self._entries
         updated: list[Updated] = []
+        on_host: dict[int, Transfers] = {}
         present: list[int] = []
         seen: list[Any] = []
         position = 0
@@ -205,23 +220,25 @@ class MuonSteps(OptimizerSteps):
             seen.append([group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", "split")])
             scale = scale_rule(group["scale"], group["matched_adamw_rms"])
             rates: dict[str, Any] = {}
+            home = self._home_of(group)
             for parameter in group[PARAMS]:
                 gradient = gradient_of(parameter)
                 local = platform.detach(local_of(parameter))
                 storage = platform.device_of(local)
                 if gradient is not None:
                     own = own_gradient("Muon", parameter, gradient)
-                    state = self.state[parameter]
-                    if BUFFER not in state:
-                        state[BUFFER] = like(parameter, platform.zeros_like(own))
+                    momentum = placed.momentum_of(home, entries[parameter], parameter, own, storage)
+                    transfers = home.transfers(storage)
+                    if transfers is not None:
+                        on_host[len(updated)] = transfers
                     if storage not in rates:
-                        rates[storage] = rate_on(platform, group["lr"], storage)
+                        rates[storage] = placed.rate_on(platform, group["lr"], storage)
                     present.append(position)
                     updated.append(
                         Updated(
                             parameter=local,
                             gradient=own,
-                            momentum=local_of(state[BUFFER]),
+                            momentum=momentum,
                             lr=rates[storage],
                             weight_decay=group["weight_decay"],
                             mu=group["momentum"],
@@ -232,12 +249,12 @@ class MuonSteps(OptimizerSteps):
                 seen.append((getattr(parameter, "_spec", None), self._kept(parameter), storage))
                 position = position + 1
             group["step"] = group["step"] + 1
-        return updated, present, seen
+        return updated, on_host, present, seen
 
     def _kept(self, parameter: Any) -> Any:
         """The dtype of its momentum; of itself, if it has none yet."""
         # get: the state is a dict that makes what is asked for.
-        state = self.state.get(parameter)
+        state = self._entries.get(parameter)
         return state[BUFFER].dtype if state else parameter.dtype
 
     def _describe(self) -> list[Known]:
@@ -260,7 +277,7 @@ class MuonSteps(OptimizerSteps):
                 storage = platform.device_of(local_of(parameter))
                 spec = getattr(parameter, "_spec", None)
                 device = device_of_iteration(platform, spec, storage)
-                self._check_momentum(parameter, label)
+                placed.check_momentum(self._entries.get(parameter), parameter, label)
                 dtype = group["ns_dtype"]
                 if dtype is None:
                     dtype = "bfloat16" if platform.supports("bfloat16_compute", device) else "float32"
@@ -278,14 +295,3 @@ class MuonSteps(OptimizerSteps):
                     )
                 )
         return found
-
-    def _check_momentum(self, parameter: Any, label: str) -> None:
-        """RuntimeError for a momentum that was loaded from other shards."""
-        state = self.state.get(parameter)
-        if state:
-            found, local = local_of(state[BUFFER]), local_of(parameter)
-            if tuple(found.shape) != tuple(local.shape):
-                raise RuntimeError(
-                    f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
-                    f"rank, which holds {tuple(local.shape)} of it: a state dict of other shards is loaded through hp_dtensor.load"
-                )

@@ -6,7 +6,14 @@ from typing import Any
 
 from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group
+from hp_optim.offload.home import StateHome
+from hp_optim.offload.transfers import HOST
+from hp_optim.pieces import like, local_of
 from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
+
+BUFFER = "momentum_buffer"
+"""Key of a parameter's state."""
 
 
 def named(group: Group) -> list[tuple[Any, str]]:
@@ -16,11 +23,39 @@ def named(group: Group) -> list[tuple[Any, str]]:
 
 
 def rate_on(platform: Platform, lr: Any, device: str) -> Any:
-    """A learning rate where the parameters lie."""
-    return platform.to_device(lr, device) if platform.is_tensor(lr) else lr
+    """A learning rate where the parameters lie. One on the host is read for those on a device: a copy of it would wait for the device."""
+    if not platform.is_tensor(lr) or platform.device_of(lr) == device:
+        return lr
+    if platform.device_of(lr) == HOST:
+        return float(platform.to_numpy(platform.detach(lr)).item())
+    return platform.to_device(lr, device)
+
+
+def momentum_of(
+    home: StateHome, state: dict[str, Any], parameter: Any, gradient: Tensor, storage: str
+) -> Tensor:
+    """The local momentum, where it belongs for a parameter on ``storage``; made with the first gradient."""
+    if BUFFER not in state:
+        state[BUFFER] = like(parameter, home.zeros(tuple(gradient.shape), gradient.dtype, storage))
+    held = local_of(state[BUFFER])
+    settled = home.settled(held, storage)
+    if settled is not held:
+        state[BUFFER] = like(parameter, settled)
+    return settled
 
 
 def device_of_iteration(platform: Platform, spec: Any, storage: str) -> str:
     """Where the matrices of a parameter are orthogonalised: on the kind of device that its mesh says."""
     kind = storage.partition(":")[0] if spec is None else spec.mesh.device_type
     return storage if kind == storage.partition(":")[0] else platform.device(kind).current()
+
+
+def check_momentum(state: dict[str, Any] | None, parameter: Any, label: str) -> None:
+    """RuntimeError for a momentum that was loaded from other shards."""
+    if state:
+        found, local = local_of(state[BUFFER]), local_of(parameter)
+        if tuple(found.shape) != tuple(local.shape):
+            raise RuntimeError(
+                f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
+                f"rank, which holds {tuple(local.shape)} of it: a state dict of other shards is loaded through hp_dtensor.load"
+            )
