@@ -3,5 +3,6 @@
 Read :mod:`storage` first (one memory on its way), then :mod:`parcels` (what is copied at once), :mod:`group` (what one call saves),
 :mod:`order` (what is fetched ahead), :mod:`manager` (when), and :mod:`calls` and :mod:`wrappers` (what users call). :mod:`copies` is how
 copies are made; :mod:`late_copies` makes them as late as it may, for tests on a device without a memory of its own.
-:mod:`budget` and :mod:`fitted` choose for layers what to keep, swap and compute again.
+:mod:`choices` is what may become of layers, :mod:`timetable` when they then travel and what it costs, :mod:`budget` chooses, :mod:`fitted`
+measures, and :mod:`course` holds to the timetable.
 """

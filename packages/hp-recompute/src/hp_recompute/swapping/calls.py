@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class SwapOptions:
     policy: SwapPolicy | None = None
     group_swap: bool = False
     stays_nbytes: int = 0
-    """Of what may go, this much stays: what is saved first, as far as whole memories fit."""
+    """Of what may go, this much stays: the largest memories that fit, as a whole."""
     only_tagged: bool = False
     """Whether only what :func:`hp_recompute.swap_tensor_wrapper` was given is swapped."""
 
@@ -44,7 +44,7 @@ class SwapOptions:
 
 
 def swap(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Sequence[Any],
     *args: Any,
     policy_fn: SwapPolicy | None = None,
     group_swap: bool = False,
@@ -58,19 +58,20 @@ def swap(
     it: see [Note: two groups on the device] in :mod:`hp_recompute.swapping.manager`. The last one that runs stays where it is.
 
     Args:
-        function: any callable.
+        function: any callable; with ``device_budget_bytes`` a model, or its layers.
         args, kwargs: its arguments.
         policy_fn: asked for every tensor that is saved and may be swapped: ``CheckpointPolicy.MUST_SWAP``, or ``MUST_SAVE`` to let it
             stay. None: all are swapped. Never swapped: parameters and views of them, tensors on the host, without elements, or with
             memory that somebody else holds beyond the function (its outputs).
         group_swap: copy small tensors packed together, in buckets of at most 32 MiB.
         device_budget_bytes: another way to call it, ``swap(model, step, device_budget_bytes=...)``: ``model`` is a list of layers, or a
-            module with a ModuleList of them, and ``step()`` does a forward and a backward of it, which is measured twice. From then on
-            each layer keeps, swaps or computes again what it saves, so that at most so many bytes of it are on the device at the same
-            time; the result is a :class:`hp_recompute.BudgetPlan`, which prints as a table. Meant for one micro-batch in flight.
+            module with a ModuleList of them, and ``step()`` does a forward and a backward of it, which runs three times to be measured.
+            From then on each layer keeps, swaps or computes again what it saves, so that at most so many bytes of it are on the device
+            at the same time, in the way that is predicted to add the least time; the result is a :class:`hp_recompute.BudgetPlan`, which
+            prints as a table. Another call gives another budget. Meant for layers that run once per micro-batch, with one in flight.
 
     On a device without a memory of its own (cpu), without recording, and inside of a checkpointed function, whose insides are not kept
-    at all, it is the plain call. Communication: none.
+    at all, it is the plain call: there the checkpoint's ``policy_fn`` says what is swapped instead, by ``MUST_SWAP``. Communication: none.
 
     Raises RuntimeError for another answer of ``policy_fn``, and in backward if a saved tensor was changed in place; ValueError for what
     is not callable and for wrong options.

@@ -30,7 +30,7 @@ class LayerCost:
         return (
             sum(self.pieces[place] for place in fitting(self.pieces, room))
             if self.pieces
-            else min(room, self.nbytes)
+            else min(max(room, 0), self.nbytes)
         )
 
 
