@@ -15,6 +15,7 @@ from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Streams, Task
 from hp_fsdp.summation import Summation
 from hp_fsdp.unit import Unit, units_in
+from hp_fsdp.unit_names import name_units
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform import _process
 from hp_platform.group import ProcessGroup
@@ -38,6 +39,7 @@ class RootContext:
         self.platform: Platform = root.platform
         self.root = root
         self.units = units
+        name_units(root, units)
         self.streams = Streams(root.platform, root.places.device)
         self.pass_number = 0
         self.in_backward = False

@@ -17,6 +17,7 @@ from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.small_world import SmallWorld
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Task
+from hp_fsdp.unit_names import NamedLaunch
 from hp_platform.peers import may_reach_each_other
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS
@@ -33,6 +34,8 @@ class UnitParameters:
         self.platform = platform
         self.modules = tuple(modules)
         self.label = ", ".join(type(module).__name__ for module in modules)
+        self.name = self.label
+        """What messages about ranks that wait call it: also by its place, once there is a root."""
         self.places = places
         self.options = options
         self.params: list[ManagedParameter] = []
@@ -252,4 +255,5 @@ class UnitParameters:
         self.context.begin_backward()
 
     def _named(self, what: str) -> Any:
-        return self.platform.device(self.places.device).profiler_range(f"hp_fsdp.{what} {self.label}")
+        range_ = self.platform.device(self.places.device).profiler_range(f"hp_fsdp.{what} {self.label}")
+        return NamedLaunch(self.places.shard_group, f"{what} of {self.name}", range_)

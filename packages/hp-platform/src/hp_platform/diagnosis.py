@@ -41,6 +41,7 @@ def count_launch(group: ProcessGroup, kind: str) -> int:
         return group.num_transfers
     group.num_launches = group.num_launches + 1
     group.last_kind = kind
+    group.last_purpose = group.purpose
     group.last_time = time.monotonic()
     return group.num_launches
 
@@ -53,7 +54,6 @@ class Publisher:
         self._store = store
         self._rank = rank
         self._groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-        self._told: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()
         self._beat = 0
         self._lock = threading.Lock()  # publish() is also called by a thread that reports a time-out
         self._stopped = threading.Event()
@@ -81,7 +81,7 @@ class Publisher:
         """Tell the other ranks how far this one is."""
         with self._lock:
             self._beat = self._beat + 1
-            progress = {_key(g): [g.num_launches, g.last_kind] for g in list(self._groups)}
+            progress = {_key(g): [g.num_launches, g.last_kind, g.last_purpose] for g in list(self._groups)}
             message = json.dumps({"beat": self._beat, "groups": progress})
             self._platform.store_set(self._store, f"hp/progress/{self._rank}", message.encode())
 
@@ -98,18 +98,21 @@ class Publisher:
             if (
                 not number
                 or waited < PATIENCE * group.timeout.total_seconds()
-                or self._told.get(group) == number
+                or group.last_wait[0] == number
             ):
                 continue
-            self._told[group] = number
+            group.last_wait = (number, "")
             missing = _missing(group, {rank: self.read(rank) for rank in group.ranks}, before=None)
             if missing:
-                sys.stderr.write(
-                    f"rank {group.global_rank} has been waiting for {waited:.0f} s in {group.last_kind} number {number} on the "
-                    f"{group.describe()} (time-out {group.timeout.total_seconds():g} s):\n"
-                    + "\n".join(missing)
-                    + "\n"
+                what = (
+                    f"{_named(group.last_kind, group.last_purpose)} number {number} on the {group.describe()}"
                 )
+                text = (
+                    f"rank {group.global_rank} has been waiting for {waited:.0f} s in {what} (time-out "
+                    f"{group.timeout.total_seconds():g} s):\n" + "\n".join(missing)
+                )
+                group.last_wait = (number, text)
+                sys.stderr.write(text + "\n")
                 sys.stderr.flush()
 
     def _run(self) -> None:
@@ -123,6 +126,16 @@ class Publisher:
             # The store is gone, most often because the job is ending: told by who_is_missing if anybody asks, and not here,
             # where it would only add noise to the end of every job.
             self.error = error
+
+
+def said_before(group: ProcessGroup) -> str:
+    """What was said of a long wait that this rank was in a moment ago; "" if nothing.
+
+    Where the device waits, as in the barriers of peers, its time-out is an error of the device that names nobody, and comes out at
+    whatever the host asks next, such as the launch that follows.
+    """
+    number, text = group.last_wait
+    return text if group.num_launches - number <= 1 else ""
 
 
 def who_is_missing(group: ProcessGroup) -> str:
@@ -170,9 +183,9 @@ def _judge(
     if after is None:
         return f"rank {rank} has never reported: it did not start, or died at once"
     gone = before is not None and before["beat"] == after["beat"]
-    number, kind = after["groups"].get(_key(group), (0, ""))
+    number, kind, purpose = after["groups"].get(_key(group), (0, "", ""))
     last = (
-        f"the last it started on this group is {kind} number {number}"
+        f"the last it started on this group is {_named(kind, purpose)} number {number}"
         if number
         else "it has started nothing on this group"
     )
@@ -180,9 +193,16 @@ def _judge(
         return f"rank {rank} no longer answers (its process is gone or stopped); {last}"
     if number < group.num_launches:
         return f"rank {rank} has not come: {last}"
-    if number == group.num_launches and kind != group.last_kind:
-        return f"rank {rank} is out of step: it called {kind} where this rank called {group.last_kind} (number {number})"
+    if number == group.num_launches and (kind, purpose) != (group.last_kind, group.last_purpose):
+        theirs, own = _named(kind, purpose), _named(group.last_kind, group.last_purpose)
+        return (
+            f"rank {rank} is out of step: it called {theirs} where this rank called {own} (number {number})"
+        )
     return ""
+
+
+def _named(kind: str, purpose: str) -> str:
+    return f"{kind} ({purpose})" if purpose else kind
 
 
 def _key(group: ProcessGroup) -> str:

@@ -32,6 +32,12 @@ class ProcessGroup:
     """How many collectives this process has started on the group: what ranks compare when one of them is missing."""
     last_kind: str = ""
     """The kind of the last one."""
+    purpose: str = ""
+    """What collectives that start now are for, such as the gather of a unit; who starts them says so, and clears it behind them."""
+    last_purpose: str = ""
+    """Of the last one."""
+    last_wait: tuple[int, str] = (0, "")
+    """The number of the collective in which this rank has waited for long, and what was said of it."""
     last_time: float = 0.0
     """When that was, by time.monotonic()."""
     num_transfers: int = 0

@@ -145,9 +145,9 @@ def _launched(
 
 def _told(error: Exception, group: ProcessGroup, describe: Callable[[], str]) -> Exception:
     if not get_platform().is_timeout(error):
-        return RuntimeError(
-            f"{describe()} failed on rank {group.global_rank}, whose backend is {group.backend}: {error}"
-        )
+        text = f"{describe()} failed on rank {group.global_rank}, whose backend is {group.backend}: {error}"
+        waited = diagnosis.said_before(group)
+        return CollectiveTimeoutError(f"{text}\nBefore that, {waited}") if waited else RuntimeError(text)
     return CollectiveTimeoutError(
         f"{describe()} was not joined by every rank within {group.timeout.total_seconds():g} s, or a rank is gone.\n"
         f"{diagnosis.who_is_missing(group)}"

@@ -57,7 +57,7 @@ class SymmetricMemory:
 
     def barrier(self) -> None:
         """A kernel of one block that signals all ranks, and waits for their signals. A rank that does not come within the group's
-        time-out ends in an error of CUDA.
+        time-out ends in an error of CUDA, which says nothing of it: :mod:`hp_platform.diagnosis` has named it before.
         """
         self._handle.barrier(0, self._timeout_ms)
 
