@@ -2,9 +2,9 @@
 
 Forward and backward of eight layers of Llama 8 B, 8192 tokens, in bfloat16 on one GPU: all kept, recomputed in full and with products
 kept beside torch.utils.checkpoint, swapped beside torch.autograd.graph.save_on_cpu (page-locked), and every second layer swapped and
-recomputed. Outputs and all gradients are compared first: sides that compute something else make no row. `copies that fit` is the part
-of what the layers save whose copies take no longer than the forward; `swap-fitting` swaps that many layers. Without a GPU: tiny layers,
-which are not swapped.
+recomputed; and under budgets of parts of what all layers save, with what they take of a budget at the peak. Outputs and all
+gradients are compared first: sides that compute something else make no row. `copies that fit` is the part of what the layers save
+whose copies take no longer than the forward; `swap-fitting` swaps that many layers. Without a GPU: tiny layers, which are not swapped.
 """
 
 from __future__ import annotations

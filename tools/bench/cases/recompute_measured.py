@@ -6,9 +6,9 @@ import gc
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from bench.cases.recompute_settings import Setting, Side
+from bench.cases.recompute_settings import PARTS, Setting, Side
 from bench.models.sizes import Sizes
 
 # Of a tensor, relative to its norm: attention on GPUs adds up its gradients in any order.
@@ -51,6 +51,26 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Of a side with a budget; see [Note: what a budget takes] in :mod:`bench.cases.recompute_budget`."""
+
+    budget_bytes: int
+    landed_bytes: int
+    """That saved tensors take at the peak."""
+    saved_bytes: int
+    """By all layers, if all is kept."""
+    predicted_milliseconds: float
+    """That the plan adds to a step."""
+    choices: tuple[str, ...]
+    """By layer."""
+
+    @property
+    def ratio(self) -> float:
+        """Landed, of the budget."""
+        return self.landed_bytes / self.budget_bytes
+
+
+@dataclass(frozen=True)
 class Found:
     """Of a run of all rows."""
 
@@ -61,6 +81,8 @@ class Found:
     share: Share
     num_fitting: int
     """Layers of which the copies fit."""
+    budgets: Mapping[Side, Budget] = field(default_factory=dict)
+    """Of sides with a budget, where memory is counted."""
 
 
 def measure(settings: Sequence[Setting], sizes: Sizes, course: Course) -> Found:
@@ -77,7 +99,27 @@ def measure(settings: Sequence[Setting], sizes: Sizes, course: Course) -> Found:
     for _ in range(course.rounds):
         for side in chosen:
             rounds[side].append(_measured(layers, side, num_fitting, course))
-    return Found({side: _over(found) for side, found in rounds.items()}, apart, share, num_fitting)
+    return Found(
+        {side: _over(found) for side, found in rounds.items()},
+        apart,
+        share,
+        num_fitting,
+        dict(_budgets(layers, chosen)),
+    )
+
+
+def _budgets(layers: object, sides: Sequence[Side]) -> Iterator[tuple[Side, Budget]]:
+    from bench.cases.recompute_sides import Layers
+
+    assert isinstance(layers, Layers)
+    for side in sides:
+        if side in PARTS:
+            from bench.cases.recompute_budget import landed
+
+            with _cleared():
+                found = landed(layers, side)
+            if found is not None:
+                yield side, found
 
 
 def _measured(layers: object, side: Side, num_fitting: int, course: Course) -> Measured:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from bench.cases.recompute_measured import Found, Measured
-from bench.cases.recompute_settings import OF_ADDED, OF_PLAIN, SCATTER, Setting, Side
+from bench.cases.recompute_measured import Budget, Found, Measured
+from bench.cases.recompute_settings import OF_ADDED, OF_BUDGET, OF_PLAIN, PARTS, SCATTER, Setting, Side
 from bench.conditions import Conditions
 from bench.models.sizes import Sizes
 
@@ -20,6 +20,10 @@ COLUMNS = (
     "peak MiB ours",
     "peak MiB torch",
     "copies that fit",
+    "budget MiB",
+    "landed MiB",
+    "landed / budget",
+    "predicted to add ms",
     "goals",
     "reached",
     "apart",
@@ -56,9 +60,17 @@ class Row:
         return None if self.setting.peer is Side.PLAIN else self.found.sides[self.setting.peer]
 
     @property
+    def budget(self) -> Budget | None:
+        """None where there is none, or memory is not counted."""
+        return self.found.budgets.get(self.setting.ours)
+
+    @property
     def goals(self) -> dict[str, bool | None]:
         """Every goal of the row, and whether it is reached; None where that was not measured."""
         ours, peer, plain = self.ours, self.peer, self.plain
+        if self.setting.ours in PARTS:
+            within = None if self.budget is None else OF_BUDGET <= self.budget.ratio <= 1
+            return {f"{OF_BUDGET:g} to 1 of the budget": within, "peak <= plain's": _kept(ours, plain)}
         if peer is None:
             goals: dict[str, bool | None] = {
                 f"<= {OF_PLAIN:g} x plain": ours.milliseconds <= OF_PLAIN * plain.milliseconds
@@ -86,6 +98,7 @@ class Row:
             "rounds": self.rounds,
             "share": asdict(self.found.share) | {"value": self.found.share.value},
             "num_fitting": self.found.num_fitting,
+            "budget": None if self.budget is None else asdict(self.budget) | {"ratio": self.budget.ratio},
             "goals": self.goals,
             "reached": self.reached,
             "apart": {side.value: apart for side, apart in self.found.apart.items()},
@@ -104,6 +117,7 @@ class Row:
             *("-" if side is None else f"{side.milliseconds:.2f}" for side in sides),
             *(_mebibytes(side) for side in sides),
             f"{share:.2f} ({self.found.num_fitting} of {self.sizes.layers} layers)",
+            *_budget_cells(self.budget),
             ", ".join(self.goals),
             ", ".join(words[kept] for kept in self.goals.values()),
             f"{self.found.apart[self.setting.ours]:.1e}",
@@ -118,6 +132,17 @@ def _kept(ours: Measured, bound: Measured) -> bool | None:
     if ours.peak_bytes is None or bound.peak_bytes is None:
         return None
     return ours.peak_bytes <= bound.peak_bytes
+
+
+def _budget_cells(budget: Budget | None) -> tuple[str, ...]:
+    if budget is None:
+        return ("-",) * 4
+    return (
+        f"{budget.budget_bytes / MIB:.0f}",
+        f"{budget.landed_bytes / MIB:.0f}",
+        f"{budget.ratio:.3f}",
+        f"{budget.predicted_milliseconds:.2f}",
+    )
 
 
 def _mebibytes(side: Measured | None) -> str:

@@ -9,8 +9,8 @@ from bench.models.sizes import SIZES, Sizes
 
 # Times of one machine scatter by so much from round to round.
 SCATTER = 1.01
-# Of the time that save_on_cpu adds; and of the time without saving, where copies fit behind the forward.
-OF_ADDED, OF_PLAIN = 1 / 3, 1.05
+# Of the time that save_on_cpu adds; of the time without saving, where copies fit behind the forward; and of a budget.
+OF_ADDED, OF_PLAIN, OF_BUDGET = 1 / 3, 1.05, 0.95
 
 
 class Side(enum.Enum):
@@ -25,10 +25,18 @@ class Side(enum.Enum):
     """Of as many layers as the copies of fit behind the forward; the others are plain."""
     MIXED = "swap and checkpoint"
     """Every second layer."""
+    BUDGET_75 = "swap, budget of 75 %"
+    """Each layer keeps, swaps or recomputes, as fits in so much of what all of them save."""
+    BUDGET_50 = "swap, budget of 50 %"
+    BUDGET_30 = "swap, budget of 30 %"
     TORCH_FULL = "torch checkpoint"
     TORCH_SELECTIVE = "torch checkpoint, matmuls kept"
     TORCH_SWAP = "torch save_on_cpu"
     TORCH_MIXED = "torch save_on_cpu and checkpoint"
+
+
+PARTS: dict[Side, float] = {Side.BUDGET_75: 0.75, Side.BUDGET_50: 0.5, Side.BUDGET_30: 0.3}
+"""Of what all layers save."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,9 @@ SETTINGS: dict[str, Setting] = {
         Setting("swap", Side.SWAP, Side.TORCH_SWAP),
         Setting("swap-fitting", Side.FITTING, Side.PLAIN),
         Setting("mixed", Side.MIXED, Side.TORCH_MIXED),
+        Setting("budget-75", Side.BUDGET_75, Side.PLAIN),
+        Setting("budget-50", Side.BUDGET_50, Side.PLAIN),
+        Setting("budget-30", Side.BUDGET_30, Side.PLAIN),
     )
 }
 ON_GPU = replace(SIZES["8b"], layers=8, length=8192)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from bench.cases.recompute_settings import Side
+from bench.cases.recompute_settings import PARTS, Side
 from bench.models.llama import Block, rotary
 from bench.models.sizes import Sizes
 
@@ -42,23 +43,27 @@ class Layers:
             x = layer(x, *self.angles)
         return x
 
-    def step(self, layers: Sequence[Layer]) -> torch.Tensor:
-        """Forward and backward; the gradients stay on the leaves."""
+    def step(self, layers: Sequence[Layer], *, keeps_gradients: bool = False) -> torch.Tensor:
+        """Forward and backward; the gradients stay on the leaves. ``keeps_gradients``: and are added to those of the step before."""
         for leaf in self.leaves:
-            leaf.grad = None
+            leaf.grad = leaf.grad if keeps_gradients else None
         y = self.forward(layers)
         y.backward(self.gradient)
         return y.detach()
 
     def under(self, side: Side, num_fitting: int) -> list[Layer]:
         """The blocks as a side calls them; the first ``num_fitting`` of them swap in FITTING."""
-        return [_wrapped(block, _way(side, index, num_fitting)) for index, block in enumerate(self.blocks)]
+        if side in PARTS:
+            from bench.cases.recompute_budget import budgeted
+
+            return budgeted(self, side)[0]
+        if side is Side.FITTING:
+            return _in_a_chain(self.blocks, num_fitting)
+        return [_wrapped(block, _way(side, index)) for index, block in enumerate(self.blocks)]
 
 
-def _way(side: Side, index: int, num_fitting: int) -> Side:
+def _way(side: Side, index: int) -> Side:
     """Of one layer: of a mixed side one that is not mixed."""
-    if side is Side.FITTING:
-        return Side.SWAP if index < num_fitting else Side.PLAIN
     if side is Side.MIXED:
         return Side.FULL if index % 2 else Side.SWAP
     if side is Side.TORCH_MIXED:
@@ -88,6 +93,32 @@ def _wrapped(block: Block, side: Side) -> Layer:
     }
     layer: Layer = made[side]()
     return layer
+
+
+class Called(torch.nn.Module):
+    """A block under options of its own, which the block itself does not keep."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """The block's."""
+        out: torch.Tensor = self.block(*args)
+        return out
+
+
+def _in_a_chain(blocks: Sequence[Block], number: int) -> list[Layer]:
+    """The first ones swap; the others keep all, and are in the chain so that copies may take until they need the memory."""
+    import hp_recompute
+
+    layers = [Called(block) for block in blocks]
+    for layer in layers[:number]:
+        hp_recompute.swap_wrapper(layer)
+    manager = hp_recompute.SwapManager()
+    for first, second in pairwise(layers):
+        manager.set_forward_prefetch_layer(first, second)
+    return list(layers)
 
 
 def _saved_on_cpu(call: Layer, *args: torch.Tensor) -> torch.Tensor:

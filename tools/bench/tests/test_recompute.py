@@ -7,7 +7,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.cases import recompute_picture
-from bench.cases.recompute_measured import Found, Measured, Share
+from bench.cases.recompute_measured import Budget, Found, Measured, Share
 from bench.cases.recompute_row import HEADER, Row
 from bench.cases.recompute_settings import SETTINGS, Side, sizes_for
 from bench.conditions import Conditions
@@ -17,14 +17,15 @@ CONDITIONS = Conditions("a GPU of a test", {"torch": "2.11.0"}, "0123456789ab")
 MIB = 2**20
 
 
-def row(name: str, ours: float, peer: float, peak: int | None = 2 * MIB) -> Row:
+def row(name: str, ours: float, peer: float, peak: int | None = 2 * MIB, landed: float = 0.0) -> Row:
     setting = SETTINGS[name]
     sides = {
         setting.peer: Measured(peer, MIB),
         setting.ours: Measured(ours, peak),
         Side.PLAIN: Measured(10.0, 3 * MIB),
     }
-    found = Found(sides, dict.fromkeys(sides, 1e-3), Share(400, 5.0, 4e4), 4)
+    budgets = {setting.ours: Budget(MIB, int(landed * MIB), 2 * MIB, 1.5, ("swap", "keep"))} if landed else {}
+    found = Found(sides, dict.fromkeys(sides, 1e-3), Share(400, 5.0, 4e4), 4, budgets)
     return Row(setting, sizes_for(1), found, 2, CONDITIONS)
 
 
@@ -39,6 +40,10 @@ def row(name: str, ours: float, peer: float, peak: int | None = 2 * MIB) -> Row:
         (row("swap-fitting", 10.5, 0.0), [True, True]),
         (row("swap-fitting", 10.6, 0.0), [False, True]),
         (row("mixed", 13.0, 14.0, None), [True, None]),
+        (row("budget-50", 13.0, 0.0, None), [None, None]),
+        (row("budget-50", 13.0, 0.0, landed=0.951), [True, True]),
+        (row("budget-30", 13.0, 0.0, landed=0.949), [False, True]),
+        (row("budget-75", 13.0, 0.0, 4 * MIB, landed=1.001), [False, False]),
     ],
 )
 def test_a_row_says_of_every_goal_whether_it_is_reached(found: Row, goals: list[bool]) -> None:
@@ -61,6 +66,15 @@ def test_a_row_as_a_table_and_as_json(name: str, peer: str) -> None:
     values = json.loads(found.to_json())
     assert (values["case"], values["share"]["value"]) == (f"recompute {name}", 0.5)
     assert values["sides"]["plain"] == {"milliseconds": 10.0, "peak_bytes": 3 * MIB}
+
+
+def test_a_row_of_a_budget_says_what_was_landed_and_predicted() -> None:
+    found = row("budget-50", 13.0, 0.0, landed=0.96875)
+    assert "| 1 | 1 | 0.969 | 1.50 |" in found.to_table_row()
+    assert found.to_table_row().count("|") == HEADER.splitlines()[0].count("|")
+    budget = json.loads(found.to_json())["budget"]
+    assert (budget["ratio"], budget["choices"]) == (0.96875, ["swap", "keep"])
+    assert json.loads(row("swap", 11.0, 13.0).to_json())["budget"] is None
 
 
 def test_layers_are_large_on_a_gpu_and_tiny_without() -> None:
