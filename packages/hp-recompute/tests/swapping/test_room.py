@@ -148,6 +148,37 @@ def test_a_forward_that_fails_or_has_no_backward_leaves_nothing_on_the_device(wo
 
 
 @distributed(world_size=1)
+def test_a_backward_that_fails_may_be_done_again_and_the_next_step_is_as_ever(world: World) -> None:
+    platform = world.platform
+    timeline = a_timeline(world, copy=24.0)
+    layer = layer_of(platform, timeline)
+    calls = [swap_wrapper(layer)] * 2 + [swap_wrapper(layer, keep)] * 6
+    expected = steps_of(world, timeline, calls, 3)
+
+    def fails(gradient: Any) -> None:
+        if fail:
+            raise KeyError("on purpose")
+
+    for place in (2, 1, 0):
+        with use_manager(timeline.manager):
+            x = platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+            ys = [x]
+            for call in calls:
+                ys.append(call(ys[-1]))
+            fail = True
+            platform.register_tensor_hook(ys[place], fails)
+            loss = platform.sum(ys[-1])
+            with pytest.raises(KeyError, match="on purpose"):
+                platform.backward([loss], retain_graph=True)
+            fail = False
+            platform.backward([loss])
+            factor = 2.0 ** (OPERATIONS * len(calls))
+            np.testing.assert_array_equal(platform.to_numpy(platform.get_grad(x)), np.full(SIZE, factor))
+            del x, ys, loss
+        assert steps_of(world, timeline, calls, 3)[-1] == pytest.approx(expected[-1])
+
+
+@distributed(world_size=1)
 def test_what_was_fetched_for_a_backward_that_does_not_come_is_given_back(world: World) -> None:
     platform = world.platform
     timeline = a_timeline(world, copy=1.0)

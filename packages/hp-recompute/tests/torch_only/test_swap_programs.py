@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from itertools import count
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hp_recompute import checkpoint, swap
-from hp_recompute.swapping.late_copies import late_copies
+from hp_recompute import CheckpointPolicy, checkpoint, swap
+from hp_recompute.swapping.late_copies import LateCopies, late_copies
+from hp_recompute.swapping.manager import SwapManager, use_manager
 
 ROWS, COLUMNS = 4, 6
 
@@ -121,6 +124,48 @@ def test_random_programs_give_the_gradients_and_errors_of_plain_autograd(
         return
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other) if one is not None and other is not None else one is other
+
+
+class AnyRoom(LateCopies):
+    """The device has as much memory in use as it likes to say: copies are early, late, or in between."""
+
+    said: ClassVar[deque[int]] = deque([0])
+
+    def in_use(self) -> int:
+        self.said.rotate(-1)
+        return self.said[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    program=st.lists(steps, min_size=2, max_size=5),
+    orders=st.lists(st.permutations(range(2)), min_size=1, max_size=2),
+    said=st.lists(st.integers(0, 4000), min_size=1, max_size=20),
+    kept=st.lists(st.booleans(), min_size=1, max_size=5),
+    group_swap=st.booleans(),
+)
+def test_whatever_room_there_is_every_step_of_a_random_program_gives_the_plain_numbers(
+    program: Any, orders: list[list[int]], said: list[int], kept: list[bool], group_swap: bool
+) -> None:
+    expected = {
+        tuple(order): run(program, lambda function, *args: function(*args), order) for order in orders
+    }
+    counter = count()
+
+    def swapped(function: Any, *args: Any) -> Any:
+        if kept[next(counter) % len(kept)]:
+            return swap(function, *args, policy_fn=lambda _: CheckpointPolicy.MUST_SAVE)
+        return swap(function, *args, group_swap=group_swap)
+
+    AnyRoom.said = deque(said)
+    with use_manager(SwapManager(copies=AnyRoom)):
+        for order in [*orders, *orders, *orders]:
+            found, plain = run(program, swapped, order), expected[tuple(order)]
+            if "written" in plain:
+                assert found.count("written") == plain.count("written")
+                continue
+            for one, other in zip(found, plain, strict=True):
+                assert torch.equal(one, other) if one is not None and other is not None else one is other
 
 
 # Dynamo itself looks for the gradients of what is no leaf where its graph goes on behind a call that it does not record.

@@ -14,7 +14,7 @@ must see the layers that keep all, too: they are groups that move nothing (in a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from hp_platform.platform import Platform, get_platform
 from hp_recompute.swapping.chain import Link
 from hp_recompute.swapping.copies import Copies, StreamCopies
 from hp_recompute.swapping.group import BY_HAND, Group
+from hp_recompute.swapping.leaving import Leaving
 from hp_recompute.swapping.named import NamedGroups
 from hp_recompute.swapping.order import Order
 from hp_recompute.swapping.pinned import HostPool
@@ -47,8 +48,7 @@ class SwapManager(NamedGroups):
         """That are under way, innermost last."""
         self._ended: list[Group] = []
         """That have not started for the host."""
-        self._leaving: list[Group] = []
-        """That have, and were not waited for."""
+        self._leaving = Leaving(self._rooms)
         self._ahead: list[Group] = []
         """That were fetched before it was their turn."""
         self._largest = 0
@@ -127,18 +127,19 @@ class SwapManager(NamedGroups):
         self._ended = [group for group in self._ended if group.is_alive]
         if not self._open and not any(group.is_alive for group in self._live.values()):
             self._new_step()
+        if self._to_release and not self.platform.is_in_backward():
+            self._end_of_backward()  # an exception has left it: nobody called
         self._give_back_ahead()
         for device, room in self._rooms.items():
-            room.begun(self._late_nbytes(device))
+            room.begun(self._leaving.late_nbytes(device))
         for group in self._ended:
-            group.launch_offload()
-            self._leaving.append(group)
+            self._leaving.launch(group)
         self._ended.clear()
         name = link.name if link is not None else self._next_name or name
         group = Group(self, name, self._order.begun(), fused=fused, only_chosen=only_chosen, link=link)
         self._live[group.ordinal] = group
         self._open.append(group)
-        self._let_go(self._largest)
+        self._leaving.let_go(self._largest)
         return group
 
     def taken_over(self, key: int) -> SwappedStorage | None:
@@ -156,52 +157,34 @@ class SwapManager(NamedGroups):
     def made(self, nbytes: int) -> None:
         """A group saves a memory of so many bytes."""
         self._largest = max(self._largest, nbytes)
-        self._let_go(self._largest)
+        self._leaving.let_go(self._largest)
 
     def end(self, group: Group, outputs: Any) -> None:
         """The function has returned ``outputs``, or (None) failed."""
         self._open = [each for each in self._open if each is not group]
         group.protect(outputs)
         for device, room in self._rooms.items():
-            room.ended(group.ordinal, self._late_nbytes(device))
+            room.ended(group.ordinal, self._leaving.late_nbytes(device))
         has_time = (
             outputs is not None
             and self._order.is_followed(group.ordinal)
             and all(room.is_known for room in self._rooms.values())
         )
-        for each in self._leaving:
-            each.is_late = each.is_late or (each.ordinal < group.ordinal and each.on_wanted is None)
+        self._leaving.passed(group.ordinal)
         if has_time:
-            self._let_go(max((room.behind(group.ordinal) for room in self._rooms.values()), default=0))
+            behind = max((room.behind(group.ordinal) for room in self._rooms.values()), default=0)
+            self._leaving.let_go(behind)
         else:
-            self._wait_for(each for each in self._leaving if each.is_late)
+            self._leaving.wait_for_late()
         self._order.ended(group.ordinal)
         if group.link is None or group.link.after is not None:
             self._ended.append(group)
 
     def _new_step(self) -> None:
-        self._wait_for(self._leaving)
+        self._leaving.wait_for_all()
         self._order.new_step()
         for room in self._rooms.values():
             room.new_step()
-
-    def _late_nbytes(self, device: str) -> int:
-        return sum(each.leaving_nbytes(device) for each in self._leaving if each.is_late)
-
-    def _let_go(self, nbytes: int) -> None:
-        """Of what is late, as much as must have left before so many bytes are made."""
-        late = [each for each in self._leaving if each.is_late]
-        while late and any(room.lacks(nbytes) for room in self._rooms.values()):
-            if late[0].is_leaving:
-                late[0].wait_portion()
-            else:
-                late.pop(0)
-        self._leaving = [each for each in self._leaving if each.is_leaving]
-
-    def _wait_for(self, groups: Iterable[Group]) -> None:
-        for each in list(groups):
-            each.wait_offload()
-        self._leaving = [each for each in self._leaving if each.is_leaving]
 
     # --- backward
     def wanted(self, group: Group) -> None:
@@ -213,12 +196,10 @@ class SwapManager(NamedGroups):
             self._ended = [each for each in self._ended if each is not group]
             group.has_stayed()
         if self._order.wanted(group.ordinal):
-            self._wait_for(each for each in self._leaving if each is not group and each.on_wanted is None)
+            self._leaving.wait_for_unpaced(group)
             for room in self._rooms.values():
                 room.turned()
-        if any(each is group for each in self._leaving):
-            self._leaving = [each for each in self._leaving if each is not group]
-            group.stay()
+        self._leaving.stays(group)
         if not group.is_wanted and self.platform.is_in_backward():
             group.is_wanted = True
             self._to_release.append(weakref.ref(group))
