@@ -264,3 +264,29 @@ def test_adamw_takes_gradients_that_lie_otherwise_than_their_parameters(platform
     expected = by_numpy(p, g.T, 0 * p, 0 * p, None, 1, maximize=False, **numbers)
     for (found,), wanted in zip(lists, expected[:3], strict=True):
         near(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["most exact", "float16", "bfloat16"])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 7), (1, 1, 1), (0, 3, 2), (3, 40, 16), (1, 16, 40), (2, 264, 520)])
+def test_products_whose_result_is_symmetric_are_those_of_any_matrices(
+    platform, make, near, lacks, real, shape, is_turned, name
+):
+    if name == "bfloat16" and lacks("bfloat16_compute"):
+        return
+    name = real if name == "most exact" else name
+    count, rows, cols = shape
+    random = np.random.default_rng(11)
+    given = random.normal(size=(count, cols, rows) if is_turned else shape) / max(1, rows * cols) ** 0.5
+    kept = make(given, name)
+    x = platform.transpose(kept, 1, 2) if is_turned else kept
+    rounded = platform.to_numpy(x).astype("float64")
+    gram = platform.gram(platform.set_requires_grad_(x, True) if name == "float32" else x)
+    assert platform.dtype_name(gram.dtype) == name
+    assert not platform.requires_grad(gram)
+    near(gram, rounded @ rounded.swapaxes(1, 2))
+    # What is symmetric up to rounding only may be either of both.
+    symmetric = platform.to_numpy(gram).astype("float64")
+    symmetric = make((symmetric + symmetric.swapaxes(1, 2)) / 2, name)
+    a = platform.to_numpy(symmetric).astype("float64")
+    near(platform.square_add(symmetric, alpha=2.0, beta=-4.7), 2.0 * a @ a - 4.7 * a)

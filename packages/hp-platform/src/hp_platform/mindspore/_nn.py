@@ -260,7 +260,6 @@ class MindSporeNNOps:
         return x.dtype
 
     matmul_into = staticmethod(_matmul.matmul_into)
-    matmul_add = staticmethod(_matmul.matmul_add)
 
     def norm(
         self, x: mindspore.Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: Any = None

@@ -8,6 +8,7 @@ from typing import Any
 import mindspore
 from mindspore import mint
 
+from hp_platform.mindspore import _matmul
 from hp_platform.mindspore._dtypes import NAME_OF, resolve
 from hp_platform.mindspore._recording import no_grad
 from hp_platform.mindspore._write import exact_number, write
@@ -17,6 +18,10 @@ Tensors = Sequence[mindspore.Tensor]
 
 class MindSporeUpdateOps:
     """Implements :class:`hp_platform.protocols.UpdateOps`."""
+
+    matmul: Any
+    transpose: Any
+    matmul_add = staticmethod(_matmul.matmul_add)
 
     def adamw_(
         self,
@@ -91,6 +96,15 @@ class MindSporeUpdateOps:
         wide = _computed(x) if NAME_OF[divisor.dtype] != "float64" else divisor.dtype
         with no_grad():
             return (x.astype(wide) / divisor.astype(wide)).astype(resolve(dtype))
+
+    def gram(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """Product with itself."""
+        with no_grad():
+            return self.matmul(x, self.transpose(x, 1, 2))
+
+    def square_add(self, x: mindspore.Tensor, *, alpha: float, beta: float) -> mindspore.Tensor:
+        """Square, and what is added to it."""
+        return _matmul.matmul_add(x, x, x, alpha=alpha, beta=beta)
 
     def view_base(self, x: mindspore.Tensor) -> None:
         """Unknown."""

@@ -210,14 +210,6 @@ class NNOps(Protocol):
         """
         ...
 
-    def matmul_add(
-        self, add: Tensor, x: Tensor, y: Tensor, *, alpha: float = 1.0, beta: float = 1.0
-    ) -> Tensor:
-        """``beta * add + alpha * (x @ y)`` of batches: ``add (b, n, m)``, ``x (b, n, k)``, ``y (b, k, m)``, all of one dtype; not
-        recorded. In one pass where the backend has it (torch: rounded once, at the end).
-        """
-        ...
-
     def norm(
         self, x: Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: DType | None = None
     ) -> Tensor:

@@ -70,6 +70,26 @@ class UpdateOps(Protocol):
         """``x (b, ...)`` by a divisor ``(b, 1, ...)``, in the wider of their dtypes, rounded to ``dtype`` once. One pass on cuda."""
         ...
 
+    def matmul_add(
+        self, add: Tensor, x: Tensor, y: Tensor, *, alpha: float = 1.0, beta: float = 1.0
+    ) -> Tensor:
+        """``beta * add + alpha * (x @ y)`` of batches: ``add (b, n, m)``, ``x (b, n, k)``, ``y (b, k, m)``, all of one dtype; not
+        recorded. In one pass where the backend has it (torch: rounded once, at the end); on Hopper GPUs in 16 bits as :meth:`gram`.
+        """
+        ...
+
+    def gram(self, x: Tensor) -> Tensor:
+        """``x x^T (b, m, m)`` of a batch ``x (b, m, n)`` that may lie turned.
+
+        On Hopper GPUs in 16 bits only its lower triangle is computed, by a kernel whose result of a matrix does not depend on the
+        others; elsewhere it is the framework's product.
+        """
+        ...
+
+    def square_add(self, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+        """``alpha x x + beta x`` of a batch ``x (b, m, m)`` of symmetric matrices, rounded once where ``matmul_add`` is; as :meth:`gram`."""
+        ...
+
     def view_base(self, x: Tensor) -> Tensor | None:
         """The tensor that ``x`` is a view of, which is none itself; None for a tensor with memory of its own, and where the
         framework does not tell.

@@ -244,22 +244,6 @@ class TorchNNOps:
                 torch.addmm(add, x, y, out=target, **wide)
         return out
 
-    def matmul_add(
-        self,
-        add: torch.Tensor,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        *,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-    ) -> torch.Tensor:
-        """A product of batches and what is added to it, by one kernel."""
-        # Both contexts cost more than the launch: they are entered only where they change something.
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
-            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-                return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
-        return torch.baddbmm(add, x, y, beta=beta, alpha=alpha)
-
     def norm(
         self, x: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False, dtype: Any = None
     ) -> torch.Tensor:

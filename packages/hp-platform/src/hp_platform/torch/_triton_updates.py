@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hp_platform.torch._triton_products import TritonProducts
+
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
 _BLOCK = 2048
@@ -105,6 +107,7 @@ class TritonUpdates:
     """
 
     def __init__(self) -> None:
+        self.products = TritonProducts()
         self._compiled: dict[Any, Any] = {}
 
     def momentum(self, entries: Iterable[Tensors], mu: float, *, nesterov: bool) -> list[Tensors]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,6 +121,35 @@ class TorchUpdateOps:
                     return out
             return (x / divisor).to(resolve(dtype))
 
+    def matmul_add(
+        self,
+        add: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> torch.Tensor:
+        """A product of batches and what is added to it, by one kernel."""
+        kernels = self._kernels((x,))
+        with _plain(x):
+            found = None if kernels is None else kernels.products.matmul_add(add, x, y, alpha, beta)
+            return torch.baddbmm(add, x, y, beta=beta, alpha=alpha) if found is None else found
+
+    def gram(self, x: torch.Tensor) -> torch.Tensor:
+        """Product with itself."""
+        kernels = self._kernels((x,))
+        with _plain(x):
+            found = None if kernels is None else kernels.products.gram(x)
+            return torch.bmm(x, x.transpose(1, 2)) if found is None else found
+
+    def square_add(self, x: torch.Tensor, *, alpha: float, beta: float) -> torch.Tensor:
+        """Square, and what is added to it."""
+        kernels = self._kernels((x,))
+        with _plain(x):
+            found = None if kernels is None else kernels.products.square_add(x, alpha, beta)
+            return torch.baddbmm(x, x, x, alpha=alpha, beta=beta) if found is None else found
+
     def _kernels(self, xs: Tensors) -> Any:
         return self._devices[xs[0].device.type].fused_updates() if xs else None
 
@@ -157,6 +187,16 @@ def _fused(
             return
         lr = lr.to(torch.float32)
     torch._fused_adamw_(p, g, m, v, tops, counts, lr=lr, weight_decay=weight_decay, **numbers)
+
+
+@contextmanager
+def _plain(x: torch.Tensor) -> Iterator[None]:
+    """Nothing is recorded or cast. Contexts cost more than a launch: they are entered only where they change something."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            yield
+    else:
+        yield
 
 
 def _laid_out_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
