@@ -59,6 +59,7 @@ def fit(model: Any, step: Callable[[], Any], device_budget_bytes: int) -> Budget
         if fitted.plan is None:
             for layer in layers:
                 setattr(layer, MARK, None)
+        default_manager().free_host_memory()  # that of all layers, of which fewer will leave
     return fitted.plan
 
 
