@@ -52,7 +52,7 @@ RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind.GATHER, ("nccl", "allgather", "all_gather", "memcpy ptop", "barrier_kernel")),
     (Kind.ADAMW, ("adam",)),
     (Kind.ATTENTION, ("flash", "fmha", "sdpa", "attention")),
-    (Kind.MATMUL, ("nvjet", "gemm", "xmma", "cutlass", "splitk", "gemv")),
+    (Kind.MATMUL, ("nvjet", "gemm", "xmma", "cutlass", "splitk", "gemv", "product_kernel")),
     (Kind.COPIES, ("chunk_cat", "split_with_sizes", "catarray", "memcpy")),
     # Elementwise copies: from float32 to a half by a kernel of that name, other casts by the variant without "nocast".
     (

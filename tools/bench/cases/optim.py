@@ -1,9 +1,10 @@
 """`python -m bench optim [row ...]`: a step of Muon on sharded parameters, beside what its iterations alone would take.
 
 The matrices of a decoder of 1 B parameters, sharded by fully_shard over all GPUs of the machine (or `--ranks`). Beside the step
-of Muon: Newton-Schulz of its own matrices at the rate of the fastest batch of each shape, divided by ranks (the limit); the step
-of torch.optim.Muon on whole parameters; and that of fused AdamW on as many elements. All take turns in `--rounds` rounds, each
-built and freed; the changes that ours and torch's make are compared first. Without GPUs: two processes of a tiny model.
+of Muon: Newton-Schulz of its own matrices at the rate of the fastest batch of each shape, divided by ranks: by torch's products (the
+limit, which kernels of our own do not move), and by ours; the step of torch.optim.Muon on whole parameters; and that of fused AdamW
+on as many elements. All take turns in `--rounds` rounds, each built and freed; the changes that ours and torch's make are compared
+first. Without GPUs: two processes of a tiny model.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Measured:
 
 def measure(side: Side, setting: Setting, course: Course) -> Measured:
     """One round of one side, built and freed."""
-    if side is Side.LIMIT:
-        return Measured(_limit(setting, course))
+    if side in (Side.LIMIT, Side.ITERATIONS):
+        return Measured(_limit(setting, course, side))
     import torch
 
     optimized = Optimized(side, setting)
@@ -82,14 +82,14 @@ def _traffic(optimized: Optimized) -> tuple[int, dict[str, int]]:
     return record.nbytes(), dict(Counter(launch.kind for launch in record.launches))
 
 
-def _limit(setting: Setting, course: Course) -> float:
-    """Of all matrices, each at the rate of the fastest batch of its shape, divided by the ranks."""
+def _limit(setting: Setting, course: Course, side: Side) -> float:
+    """Newton-Schulz of all matrices, each at the rate of the fastest batch of its shape, divided by the ranks."""
     import torch
 
     total = 0.0
     for shape, count in Counter(shape for _, shape in shapes_of(setting)).items():
         best = float("inf")
-        for call, factor in limit_steps([shape] * count):
+        for call, factor in limit_steps([shape] * count, side):
             for _ in range(course.warm):
                 call()
             wait()

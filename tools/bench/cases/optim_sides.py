@@ -135,22 +135,45 @@ def gradients(parameters: Sequence[Any]) -> Iterator[Any]:
         yield torch.randn(tuple(parameter.shape), device=device(), generator=generator)
 
 
-def limit_steps(shapes: Sequence[tuple[int, int]]) -> list[tuple[Callable[[], Any], float]]:
+def limit_steps(shapes: Sequence[tuple[int, int]], side: Side) -> list[tuple[Callable[[], Any], float]]:
     """Newton-Schulz of a batch of each shape and size, and by how much its time counts: for all matrices, on all ranks.
 
-    Of each shape the sizes are alternatives; the fastest per matrix is the limit.
+    By torch's products, or (``Side.ITERATIONS``) as our Muon does it. Of each shape the sizes are alternatives; the fastest per matrix
+    is the limit.
     """
     import torch
 
-    newton_schulz: Any = importlib.import_module("hp_optim.muon.newton_schulz").newton_schulz
     found: list[tuple[Callable[[], Any], float]] = []
     for shape, count in Counter(shapes).items():
         for size in BATCHES:
             if size <= max(1, count):
                 batch = torch.randn(size, *shape, device=device(), dtype=torch.bfloat16)
-                call = partial(newton_schulz, batch, coefficients=COEFFICIENTS, steps=STEPS, dtype="bfloat16")
-                found.append((call, count / size))
+                by = iterated_by_torch if side is Side.LIMIT else iterated_by_us
+                found.append((partial(by, batch), count / size))
     return found
+
+
+def iterated_by_us(x: Any) -> Any:
+    """Newton-Schulz of our Muon, in bfloat16."""
+    newton_schulz: Any = importlib.import_module("hp_optim.muon.newton_schulz").newton_schulz
+    return newton_schulz(x, coefficients=COEFFICIENTS, steps=STEPS, dtype="bfloat16")
+
+
+def iterated_by_torch(x: Any) -> Any:
+    """The same by torch's products of batches, the fastest that it has. All but the products is ours: norm and quotient."""
+    import torch
+
+    module: Any = importlib.import_module("hp_optim.muon.newton_schulz")
+    platform: Any = importlib.import_module("hp_platform").get_platform()
+    norm = torch.linalg.vector_norm(x, 2, (1, 2), keepdim=True, dtype=torch.float32)
+    x = platform.quotient(x, norm + module.EPSILON, "bfloat16")
+    a, b, c = COEFFICIENTS
+    is_wide = x.shape[1] <= x.shape[2]
+    for _ in range(STEPS):
+        gram = torch.bmm(x, x.mT) if is_wide else torch.bmm(x.mT, x)
+        inner = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, inner, x, beta=a) if is_wide else torch.baddbmm(x, x, inner, beta=a)
+    return x
 
 
 def empty_cache() -> None:

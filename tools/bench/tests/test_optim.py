@@ -21,6 +21,7 @@ def row(ours: float, limit: float, sent: int = 100, peaks: tuple[Any, Any] = (MI
     sides = {
         Side.OURS: Measured(ours, peaks[0], sent, {"all_to_all": 4}),
         Side.LIMIT: Measured(limit),
+        Side.ITERATIONS: Measured(limit / 2),
         Side.PEER: Measured(40.0, peaks[1]),
         Side.ADAMW: Measured(2.0, MIB),
     }
@@ -69,7 +70,7 @@ def test_a_row_as_a_table_and_as_json() -> None:
     line = found.to_table_row()
     assert line.count("|") == HEADER.splitlines()[0].count("|") == HEADER.splitlines()[1].count("|")
     assert line.startswith(
-        "| 1b | 4 | 11.00 | 10.00 | 40.00 | 2.00 | 1.100 | 0.275 | 5.500 | 3.0 | 0.0 | 4 all_to_all |"
+        "| 1b | 4 | 11.00 | 10.00 | 5.00 | 40.00 | 2.00 | 1.100 | 2.200 | 0.275 | 5.500 | 3.0 | 0.0 | 4 all_to_all |"
     )
     values = json.loads(found.to_json())
     assert (values["case"], values["of_limit"], values["of_adamw"]) == ("optim 1b", 1.1, 5.5)
