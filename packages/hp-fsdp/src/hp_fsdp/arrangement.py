@@ -15,6 +15,7 @@ from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
 from hp_fsdp.whole import ReplicatedParameters, WholeParameters
 from hp_platform.platform import Platform
+from hp_platform.protocols.tensor import Tensor
 
 if TYPE_CHECKING:
     from hp_fsdp.options import Options
@@ -47,6 +48,10 @@ class Arrangement:
         self.replicated = ReplicatedParameters(platform, [], places.device, [])
         self.wholes: list[WholeParameters | ExtendedWhole] = []
         # They take memory when they are made: not before there are values.
+        self._addresses: list[int] | None = None
+        """Where all shards lay, and the whole tensors that are other faces of them, when they were looked at; None: that does not
+        tell enough, or has not been done.
+        """
         self._has_whole = not self.on_meta()
         if self._has_whole:
             self._make_whole()
@@ -112,6 +117,13 @@ class Arrangement:
         """Names of parameters without values."""
         return [p.name for p in self.params if self.platform.device_of(p.shard).startswith("meta")]
 
+    def stand(self, shards: Sequence[Tensor]) -> bool:
+        """Whether the ``shards`` of all parameters lie where they lay at the last :meth:`refresh`, and all is well with them."""
+        return self._addresses is not None and self._addresses == self._addresses_of(shards)
+
+    def _addresses_of(self, shards: Sequence[Tensor]) -> list[int]:
+        return list(map(self.platform.data_ptr, [*shards, *(param.full for param in self.aliases)]))
+
     def refresh(self) -> None:
         """See :meth:`FlatBuffer.refresh`. RuntimeError for offloaded shards that are on the host no more."""
         if self.host is not None:
@@ -123,6 +135,8 @@ class Arrangement:
             buffer.refresh()
         for param in self.aliases:
             param.follow_shard()
+        if self._has_whole and self.host is None and all(buffer.shares_memory for buffer in self.buffers):
+            self._addresses = self._addresses_of([param.shard for param in self.params])
 
     # --- the whole parameters
     def allocate(self) -> None:
@@ -138,6 +152,8 @@ class Arrangement:
     def launch(self, async_op: bool, peers: Peers | None) -> Callable[[], None]:
         """Begin to fill them; what has to follow. See :meth:`WholeParameters.launch`."""
         self.replicated.fill()
+        if len(self.wholes) == 1:
+            return self.wholes[0].launch(async_op, peers)
         follows = [whole.launch(async_op, peers) for whole in self.wholes]
 
         def follow() -> None:

@@ -52,6 +52,7 @@ class FlatBuffer:
             for param, slot in zip(self.params, self.plan.slots, strict=True):
                 param.slot = slot
                 param.own_shape, param.own_numel = slot.local_shape(rank), slot.local_numel(rank)
+                param.is_padded = param.own_numel != slot.numel
         else:  # as if one rank had all of it
             self.rank = 0
             self.plan = plan_rows([param.shape or (1,) for param in params], 1)

@@ -14,23 +14,24 @@ class GradientHooks:
     """
 
     def __init__(self) -> None:
-        self._hooks: dict[int, Callable[[Any], None]] = {}
+        self.hooks: dict[int, Callable[[Any], None]] = {}
+        """By number."""
         self._number = 0
 
     def add(self, hook: Callable[[Any], None]) -> HookOfGradient:
         """Take one more."""
         self._number = self._number + 1
-        self._hooks[self._number] = hook
-        return HookOfGradient(self._hooks, self._number)
+        self.hooks[self._number] = hook
+        return HookOfGradient(self.hooks, self._number)
 
     def run(self, parameter: Any) -> None:
         """Call them with the sharded parameter."""
-        for hook in tuple(self._hooks.values()):
+        for hook in tuple(self.hooks.values()):
             hook(parameter)
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._hooks)
+        return bool(self.hooks)
 
     def __reduce__(self) -> Any:
         """Hooks stay where they are: a pickled or copied parameter has none."""

@@ -247,7 +247,8 @@ class UnitHooks:
         platform = self.platform
 
         def cast(x: Any) -> Any:
-            return platform.cast(x, dtype) if platform.is_floating(x.dtype) else x
+            given = x.dtype
+            return x if given == dtype or not platform.is_floating(given) else platform.cast(x, dtype)
 
         return map_tensors(platform.is_tensor, cast, value)
 

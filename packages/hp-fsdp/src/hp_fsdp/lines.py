@@ -41,6 +41,10 @@ class Lines:
         self.device = device
         self.sizes = [*(slot.numel for slot in self.slots), len(self.scalars) + len(self.params)]
         """Elements of the parts of one line, the tail last."""
+        self.numel = sum(self.sizes)
+        """Of one line."""
+        self._fits = [slot.is_leading and not slot.padding_numel for slot in self.slots]
+        """Whether a gradient may be its own block."""
         self.narrow_dtype = self._narrow_dtype()
         """In which the gradients of one backward can travel; see [Note: narrow on the wire]. None: in :attr:`dtype` only."""
         dtypes = {param.dtype for param in self.params}
@@ -53,9 +57,16 @@ class Lines:
         self._writes_views = platform.supports("write_into_view", device)
         self._all_used: dict[DType, Tensor] = {}
 
+    def take_gradients(self) -> list[Tensor | None]:
+        """Of all parameters, which have none after that."""
+        found = self.platform.take_grads([param.full for param in self.params])
+        if not any(param.unsynced is not None or param.has_wide_gradient for param in self.params):
+            return found
+        return [param.with_others(x) for param, x in zip(self.params, found, strict=True)]
+
     def nbytes(self, dtype: DType) -> int:
         """Of all lines, if they travel in ``dtype``."""
-        return sum(self.sizes) * self.num_shards * self.platform.itemsize(dtype)
+        return self.numel * self.num_shards * self.platform.itemsize(dtype)
 
     def _narrow_dtype(self) -> DType | None:
         platform, found = self.platform, {param.compute_dtype for param in self.params}
@@ -76,7 +87,11 @@ class Lines:
             columns = platform.split(self.rows(gradients, dtype), self.sizes, 1)
             return [platform.reshape(platform.contiguous(part), (-1,)) for part in columns]
         given = list(gradients[: len(self.sharded)])
-        ready = [self._is_ready(x, slot, dtype) for x, slot in zip(given, self.slots, strict=True)]
+        is_contiguous = platform.is_contiguous
+        ready = [
+            fits and x is not None and x.dtype == dtype and is_contiguous(x)
+            for x, fits in zip(given, self._fits, strict=True)
+        ]
         rest = [numel for numel, is_ready in zip(self._buffer_numels, ready, strict=True) if not is_ready]
         blocks: list[Tensor] = []
         targets: list[Tensor] = []
@@ -91,7 +106,8 @@ class Lines:
             block = next(parts)
             self._plan_copy(block, x, slot, targets, values)
             blocks.append(block)
-        platform.foreach_copy_(targets, values)
+        if targets:
+            platform.foreach_copy_(targets, values)
         blocks.append(platform.reshape(self._tail(gradients, dtype), (-1,)))
         return blocks
 
@@ -156,16 +172,6 @@ class Lines:
         at = len(self.sharded) + len(self.scalars)
         return [*found[:at], *found[at + 1 :]], found[at]
 
-    def _is_ready(self, x: Tensor | None, slot: Slot, dtype: DType) -> bool:
-        """Whether the gradient is its own block: nothing to convert, to pad or to move."""
-        return (
-            x is not None
-            and slot.is_leading
-            and not slot.padding_numel
-            and x.dtype == dtype
-            and self.platform.is_contiguous(x)
-        )
-
     def _plan_copy(
         self, block: Tensor, x: Tensor | None, slot: Slot, targets: list[Tensor], values: list[Tensor]
     ) -> None:
@@ -195,18 +201,18 @@ class Lines:
     def _tail(self, gradients: Gradients, dtype: DType) -> Tensor:
         platform = self.platform
         scalars = gradients[len(self.sharded) : len(self.sharded) + len(self.scalars)]
-        used = [float(x is not None) for x in gradients]
+        used = [x is not None for x in gradients]
+        if not scalars and all(used):  # the common case: the same tail every time
+            if dtype not in self._all_used:
+                self._all_used[dtype] = platform.full((self.num_shards, len(used)), 1.0, dtype, self.device)
+            return self._all_used[dtype]
         parts = []
         for x in scalars:
             one = platform.zeros((), dtype, self.device) if x is None else platform.cast(x, dtype)
             parts.append(platform.reshape(one, (1, 1)))
         if not all(used):
-            parts.append(platform.tensor([used], dtype, self.device))
-        elif scalars:
+            parts.append(platform.tensor([[float(flag) for flag in used]], dtype, self.device))
+        else:
             parts.append(platform.full((1, len(used)), 1.0, dtype, self.device))
-        else:  # the common case: the same tail every time
-            if dtype not in self._all_used:
-                self._all_used[dtype] = platform.full((self.num_shards, len(used)), 1.0, dtype, self.device)
-            return self._all_used[dtype]
         line = parts[0] if len(parts) == 1 else platform.cat(parts, 1)
         return line if self.num_shards == 1 else platform.cat([line] * self.num_shards)

@@ -23,7 +23,8 @@ def inputs_node(platform: Platform, unit: Unit) -> Any:
         return (None, *gradients)
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("InputsOfUnit", (platform.Function,), parts)
+    # What it is given are local tensors: nobody has to look for others.
+    return type("InputsOfUnit", (platform.TraceableFunction,), parts)
 
 
 def output_node(platform: Platform, device: str) -> Any:

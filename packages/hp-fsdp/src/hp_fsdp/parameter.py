@@ -6,13 +6,14 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hp_dtensor import DTensor
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_dtensor.marks import defer_reductions
 from hp_dtensor.module_tensors import PIECE_DEVICE
 from hp_fsdp.extension import EXTENSION, has_extension
+from hp_fsdp.faces import Faces
 from hp_fsdp.gradient_hooks import GradientHooks
 from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
@@ -42,6 +43,14 @@ class Owner:
     attribute: str
     name: str
     """Dotted, from the unit's module."""
+
+
+class Listener(Protocol):
+    """Whoever wants to know of gradients of whole parameters."""
+
+    def gradient_came(self) -> None:
+        """A backward has added to one."""
+        ...
 
 
 class ManagedParameter:
@@ -88,6 +97,8 @@ class ManagedParameter:
         self.own_shape: tuple[int, ...] = self.shape
         """Of this rank's shard."""
         self.own_numel = math.prod(self.shape)
+        self.is_padded = False
+        """Whether the shard is shorter than its place in the row."""
         self.unsynced: Tensor | None = None
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
         self._wide: Tensor | None = None
@@ -103,9 +114,12 @@ class ManagedParameter:
         self.is_alias = False
         """Whether it is another face of the shard; see [Note: whole without a copy]."""
         self.gradient_hooks = GradientHooks()
-        self._shown: Any = None
+        self.faces = Faces(platform)
+        """Of its unit."""
+        self.shown: Any = None
+        """What stands for the whole tensor in the module."""
         self._stand_in: Any = None
-        self._setters = self._make_setters()
+        self._find_places()
         self._is_watched = False
         self._is_exchanged = False
         """Whether another object has been adopted, and nobody was told yet."""
@@ -118,10 +132,15 @@ class ManagedParameter:
     @owners.setter
     def owners(self, owners: tuple[Owner, ...]) -> None:
         self._owners = owners
-        self._setters = self._make_setters()
+        self._find_places()
+        self.faces.forget()
 
-    def _make_setters(self) -> list[Callable[[Any], None]]:
-        return [self.platform.parameter_setter(owner.module, owner.attribute) for owner in self._owners]
+    def _find_places(self) -> None:
+        platform, first = self.platform, self._owners[0]
+        self.setters = [platform.parameter_setter(owner.module, owner.attribute) for owner in self._owners]
+        """What puts something in each of its places."""
+        self.getter = platform.parameter_getter(first.module, first.attribute)
+        """What stands in the first of them."""
 
     @property
     def name(self) -> str:
@@ -156,6 +175,7 @@ class ManagedParameter:
         trains = self.trains
         setattr(before, SUCCESSOR, self)
         self.parameter = platform.parameter(self.origin.sharded(chunk, places, slot), requires_grad=trains)
+        self.faces.forget()
         if device != places.device:
             setattr(self.parameter, PIECE_DEVICE, device)
         self.show_shard()
@@ -176,8 +196,7 @@ class ManagedParameter:
         self.show_shard()
 
     def _look(self) -> None:
-        platform, first = self.platform, self.owners[0]
-        found = platform.get_parameter(first.module, first.attribute)
+        found = self.getter()
         if found is self.parameter or (found is self._stand_in and found is not None):
             return
         expected = self.parameter
@@ -197,6 +216,7 @@ class ManagedParameter:
         setattr(found, FLAT_SHARDS, getattr(expected, FLAT_SHARDS, None))
         self.parameter = found
         self._is_exchanged = True
+        self.faces.forget()
         self.show_shard()
 
     # --- the whole tensor
@@ -209,26 +229,27 @@ class ManagedParameter:
         """Put there what becomes the whole tensor when something is done with it; ``get()`` shows that."""
         if self._stand_in is None:
             self._stand_in = self._make_stand_in(get)
-        for put in self._setters:
+        for put in self.setters:
             put(self._stand_in)
 
     def _make_stand_in(self, get: Callable[[], None]) -> Any:
         def whole() -> Any:
             get()
-            return self._shown
+            return self.shown
 
-        platform, shown = self.platform, self._shown
+        platform, shown = self.platform, self.shown
         return platform.stand_in(tuple(shown.shape), shown.dtype, platform.device_of(self.full), whole)
 
     def set_whole(self, whole: Tensor, *, is_alias: bool) -> None:
         """Let the memory of ``whole`` (in the shape of the parameter) be the whole tensor's."""
-        self._shown = self.origin.shown(whole)
-        self.full = self.origin.leaf(self._shown)
-        if self.has_wide_gradient and self._shown is self.full and len(self.shape) == 2:
-            self._shown = wide_weight(self.platform, self.full, self.reduce_dtype, self._add_wide)
+        self.shown = self.origin.shown(whole)
+        self.full = self.origin.leaf(self.shown)
+        if self.has_wide_gradient and self.shown is self.full and len(self.shape) == 2:
+            self.shown = wide_weight(self.platform, self.full, self.reduce_dtype, self._add_wide)
         self.is_alias = is_alias
         self._is_watched = False
         self._stand_in = None
+        self.faces.forget()
 
     def follow_shard(self) -> None:
         """Where the whole tensor is another face of the shard: of the memory that the shard has now."""
@@ -238,35 +259,43 @@ class ManagedParameter:
             if self.summands is not None:
                 self.summands.follow()
 
-    def show_full(self, on_gradient: Callable[[], None]) -> None:
-        """Put the whole tensor where the parameter hangs; ``on_gradient()`` runs when a backward has added to its gradient."""
+    def show_full(self, listener: Listener) -> None:
+        """Put the whole tensor where the parameter hangs; ``listener`` is told when a backward has added to its gradient."""
         platform, trains = self.platform, self.trains
         if platform.requires_grad(self.full) != trains:
             platform.set_requires_grad_(self.full, trains)
         if trains and not self._is_watched:
-            # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
-            method, own = weakref.WeakMethod(on_gradient), weakref.ref(self)
-
-            def came(_: Tensor) -> None:
-                found, param = method(), own()
-                if param is not None and param._offered is not None:
-                    param._take_wide()
-                if found is not None:
-                    found()
-
+            came = self._told(listener)
             platform.register_post_accumulate_grad_hook(self.full, came)
             self._is_watched = True
             mesh = self.origin.mesh
             if self.gathers_summands and mesh is not None:
                 kept = {} if self.summands is None else self.summands.kept
                 self.summands = Summands(platform, mesh, self.full, came, kept)
-                defer_reductions(self._shown, self.summands.leaf)
-        for put in self._setters:
-            put(self._shown)
+                defer_reductions(self.shown, self.summands.leaf)
+        for put in self.setters:
+            put(self.shown)
+
+    def _told(self, listener: Listener) -> Callable[[Tensor], None]:
+        # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
+        listening, own = weakref.ref(listener), weakref.ref(self)
+
+        def came(_: Tensor) -> None:
+            found = listening()
+            if found is not None:
+                found.gradient_came()
+
+        def wide_one_came(x: Tensor) -> None:
+            param = own()
+            if param is not None and param._offered is not None:
+                param._take_wide()
+            came(x)
+
+        return wide_one_came if self.has_wide_gradient else came
 
     def show_shard(self) -> None:
         """Put the shard back where the parameter hangs."""
-        for put in self._setters:
+        for put in self.setters:
             put(self.parameter)
 
     # --- gradients of the whole tensor
@@ -275,17 +304,15 @@ class ManagedParameter:
 
         In the dtype in which it came, or in that of the reduction where several were added up.
         """
-        platform = self.platform
-        found, total = platform.get_grad(self.full), self.unsynced
+        return self.with_others(self.platform.take_grads([self.full])[0])
+
+    def with_others(self, found: Tensor | None) -> Tensor | None:
+        """What autograd has added up, and all others, which are forgotten."""
+        total = self.unsynced
         if self._wide is not None:
             total = self._wide if total is None else total + self._wide
         if found is not None:
-            platform.set_grad(self.full, None)
-            if platform.requires_grad(found):  # of a backward that records
-                found = platform.detach(found)
-            if total is not None:
-                found = total + platform.cast(found, self.reduce_dtype)
-            total = found
+            total = found if total is None else total + self.platform.cast(found, self.reduce_dtype)
         self.unsynced = self._wide = self._offered = None
         return total
 

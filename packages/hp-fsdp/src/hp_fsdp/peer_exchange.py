@@ -44,6 +44,14 @@ class PeerExchange:
         self._row_numel = halves.numel // group.size // ALIGNMENT * ALIGNMENT
         self._batches = cut_into_batches(sizes, self._row_numel)
         self._turns = [[self._places(batch, half) for batch in self._batches] for half in (0, 1)]
+        self._whole = [
+            [part.piece for part in batch.parts]
+            if all(part.numel == sizes[part.piece] for part in batch.parts)
+            else None
+            for batch in self._batches
+        ]
+        """Of each batch the pieces, if it has nothing but whole ones."""
+        self._splits = [[size] * group.size for size in sizes]
         self._nbytes = sum(sizes) * group.size * platform.itemsize(halves.dtype)
 
     def run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
@@ -56,21 +64,21 @@ class PeerExchange:
 
     def _run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
         platform, halves, own_rank = self.platform, self.halves, self.halves.group.rank
-        num_ranks = halves.group.size
-        parts = [
-            platform.split(block, [size] * num_ranks) for block, size in zip(blocks, self._sizes, strict=True)
-        ]
+        parts = platform.foreach_split(blocks, self._splits)
         for number, batch in enumerate(self._batches):
             turn = self._turns[halves.turn()][number]
-            own = self._values(batch, parts, own_rank)
-            theirs = [x for rank in halves.others for x in self._values(batch, parts, rank)]
+            own = self._values(number, parts, own_rank)
+            theirs = [x for rank in halves.others for x in self._values(number, parts, rank)]
             halves.copy_each(turn.copied, [*theirs, *(own[at] for at in turn.large)])
             platform.foreach_copy_(turn.own, [own[at] for at in turn.small])
             halves.barrier()
             platform.reduce_rows_(platform.narrow(row, 0, batch.start, batch.numel), turn.rows, op)
 
-    def _values(self, batch: Batch, parts: Sequence[Sequence[Tensor]], rank: int) -> list[Tensor]:
-        narrow, sizes = self.platform.narrow, self._sizes
+    def _values(self, number: int, parts: Sequence[Sequence[Tensor]], rank: int) -> list[Tensor]:
+        whole = self._whole[number]
+        if whole is not None:
+            return [parts[piece][rank] for piece in whole]
+        narrow, sizes, batch = self.platform.narrow, self._sizes, self._batches[number]
         return [
             parts[part.piece][rank]
             if part.numel == sizes[part.piece]

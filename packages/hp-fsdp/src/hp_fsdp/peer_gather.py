@@ -40,23 +40,38 @@ class PeerGather:
         self._sizes = list(sizes)
         self._batches = cut_into_batches(sizes, halves.numel)
         self._turns = [[self._places(batch, targets, half) for batch in self._batches] for half in (0, 1)]
+        self._pieces: Sequence[Tensor] = ()
+        self._values: list[list[Tensor]] = []
+        """What of :attr:`_pieces` is written in each batch."""
         self._nbytes = sum(sizes) * halves.group.size * platform.itemsize(halves.dtype)
 
     def run(self, pieces: Sequence[Tensor]) -> None:
-        """``pieces``: this rank's, 1-D of ``sizes``, in any dtype. On the current stream.
+        """``pieces``: this rank's, 1-D of ``sizes``, in any dtype. The same list is taken apart once. On the current stream.
 
         Communication: counts as one all-gather.
         """
-        by_copies("all_gather", self.halves.group, self._nbytes, lambda: self._run(pieces), len(pieces))
+        if pieces is not self._pieces:
+            self._pieces, self._values = pieces, self._taken_apart(pieces)
+        by_copies("all_gather", self.halves.group, self._nbytes, self._run, len(pieces))
 
-    def _run(self, pieces: Sequence[Tensor]) -> None:
-        platform, halves = self.platform, self.halves
-        for number, batch in enumerate(self._batches):
+    def forget(self) -> None:
+        """Hold the pieces no longer."""
+        self._pieces, self._values = (), []
+
+    def _run(self) -> None:
+        halves = self.halves
+        for number, values in enumerate(self._values):
             turn = self._turns[halves.turn()][number]
-            values = [self._value(pieces[part.piece], part) for part in batch.parts]
-            platform.foreach_copy_(turn.own, [*values, *(values[at] for at in turn.small)])
+            self.platform.foreach_copy_(turn.own, values)
             halves.barrier()
             halves.copy_each(turn.targets, turn.sources)
+
+    def _taken_apart(self, pieces: Sequence[Tensor]) -> list[list[Tensor]]:
+        found = []
+        for batch, turn in zip(self._batches, self._turns[0], strict=True):
+            values = [self._value(pieces[part.piece], part) for part in batch.parts]
+            found.append([*values, *(values[at] for at in turn.small)])
+        return found
 
     def _value(self, piece: Tensor, part: Part) -> Tensor:
         if part.numel == self._sizes[part.piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from hp_dtensor import Placement, Replicate, Shard
 from hp_platform.group import ProcessGroup
@@ -26,12 +27,12 @@ class Places:
         last = Replicate() if dim is None else Shard(dim)
         return (*(Replicate() for _ in range(self.mesh.ndim - 1)), last)
 
-    @property
+    @cached_property
     def num_shards(self) -> int:
         """Pieces of every parameter."""
         return self.shard_group.size
 
-    @property
+    @cached_property
     def shard_rank(self) -> int:
         """Which piece this process holds."""
         return self.shard_group.rank

@@ -63,11 +63,6 @@ class Reduction:
         self.wishes = wishes
         self.target = target
         self.is_fused = is_fused
-        platform, kind = streams.platform, streams.device.name
-        self._is_native = wishes.op in platform.native_reduce_ops(kind) and platform.can_reduce(
-            lines.dtype, kind
-        )
-        """Whether the backend reduces as it is wished."""
         narrow = lines.narrow_dtype if is_of_one_backward else None
         self._dtype = lines.dtype if narrow is None else narrow
         """In which gradients travel."""
@@ -88,11 +83,19 @@ class Reduction:
         replicate group.
         """
         lines, streams, wishes = self.lines, self.streams, self.wishes
-        gradients = [param.take_gradient() for param in lines.params]
+        gradients = lines.take_gradients()
         absent = [x is None for x in gradients]
         blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
-        row, targets = self._received(blocks, replicated)
-        self._exchange = self._exchange_of(blocks, row)
+        exchange = self._by_peers()
+        row: Tensor | None
+        targets: list[Tensor]
+        if exchange is not None and replicated is None:
+            row, targets = self.platform.empty((lines.numel,), lines.dtype, self.places.device), []
+        else:
+            row, targets = self._received(blocks, replicated)
+        if exchange is None and self._dtype != lines.dtype:
+            exchange = NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused)
+        self._exchange = exchange
         # Kept until the reduction is over: see [Note: memory and streams].
         self._kept = (row, targets, blocks, replicated)
 
@@ -168,17 +171,12 @@ class Reduction:
     def _joined(self, targets: list[Tensor]) -> Tensor:
         return targets[0] if len(targets) == 1 else self.platform.cat(targets)
 
-    def _exchange_of(self, blocks: list[Tensor], row: Tensor | None) -> NarrowExchange | PeerExchange | None:
-        """What is done instead of a reduce-scatter."""
-        is_narrow = self._dtype != self.lines.dtype
-        if self._peers is not None and row is not None:
-            kind = "all_to_all" if is_narrow else "reduce_scatter"
-            found = self._peers.exchange(self.lines.sizes, self._dtype, kind)
-            if found is not None:
-                return found
-        return (
-            NarrowExchange(self.platform, self.places, blocks, is_fused=self.is_fused) if is_narrow else None
-        )
+    def _by_peers(self) -> NarrowExchange | PeerExchange | None:
+        """What is done instead of a reduce-scatter, if the ranks reach each other's memory."""
+        if self._peers is None:
+            return None
+        kind = "all_to_all" if self._dtype != self.lines.dtype else "reduce_scatter"
+        return self._peers.exchange(self.lines.sizes, self._dtype, kind)
 
     def _send(
         self, blocks: list[Tensor], replicated: Tensor | None, targets: list[Tensor], row: Tensor | None
@@ -195,7 +193,7 @@ class Reduction:
         elif self._exchange is not None:
             works = self._exchange.start(async_op=async_op)
         elif len(blocks) > 1 and self.is_fused:
-            if self._is_native:
+            if self._is_native():
                 nbytes = self.lines.nbytes(self._dtype)
                 work: Any = reduce_scatter_into_each(outs, blocks, op, group, nbytes, async_op)
             else:
@@ -209,6 +207,13 @@ class Reduction:
         if replicated is not None:
             works.append(collectives.all_reduce(replicated, group, op, out=targets[-1], async_op=async_op))
         return works if async_op else []
+
+    def _is_native(self) -> bool:
+        """Whether the backend reduces as it is wished."""
+        platform, kind = self.platform, self.streams.device.name
+        return self.wishes.op in platform.native_reduce_ops(kind) and platform.can_reduce(
+            self.lines.dtype, kind
+        )
 
     def _settle(self, row: Tensor, absent: list[bool]) -> None:
         """Behind the reduce-scatter."""

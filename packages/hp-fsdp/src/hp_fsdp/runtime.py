@@ -280,6 +280,10 @@ class RootContext:
         except RuntimeError:  # we are outside of a backward: the one that has begun is dead
             self._bury()
 
+    def hears_backward(self) -> bool:
+        """Whether a backward is under way that :meth:`begin_backward` knows of."""
+        return self.in_backward and self._end is not None and self._end() is not None
+
     def _is_dead(self) -> bool:
         """Whether the framework has dropped the backward that is said to run, and with it what was to be called at its end."""
         return self.in_backward and (self._end is None or self._end() is None)

@@ -57,35 +57,44 @@ class ShardGradients:
     # --- the gradients themselves
     def add(self, params: Sequence[ManagedParameter], parts: Sequence[Tensor]) -> None:
         """Add 1-D ``parts``, each with its padding, to the gradients of the shards."""
-        platform = self.platform
-        totals, news = [], []
-        for param, part in zip(params, parts, strict=True):
-            gradient = self._shaped(param, part)
-            before = self._before(param)
-            if before is not None:
-                totals.append(before)
-                news.append(gradient)
-            elif self.in_main_grad:
-                self._set_main_grad(param, gradient)
-            else:
-                platform.set_grad(param.shard, gradient)
-        platform.foreach_add_(totals, news)
+        platform, in_main_grad = self.platform, self.in_main_grad
+        gradients = self._shaped(params, parts)
+        shards = [param.parameter.to_local() for param in params]
+        before = [self._main_grad(param) for param in params] if in_main_grad else platform.get_grads(shards)
+        if in_main_grad:
+            for param, gradient, known in zip(params, gradients, before, strict=True):
+                if known is None:
+                    self._set_main_grad(param, gradient)
+        elif all(known is None for known in before):
+            platform.set_grads(shards, gradients)
+        else:
+            for shard, gradient, known in zip(shards, gradients, before, strict=True):
+                if known is None:
+                    platform.set_grad(shard, gradient)
+        both = [(known, x) for known, x in zip(before, gradients, strict=True) if known is not None]
+        if both:
+            platform.foreach_add_([total for total, _ in both], [new for _, new in both])
         for param in params:
-            if param.gradient_hooks:
+            if param.gradient_hooks.hooks:
                 param.gradient_hooks.run(param.parameter)
 
-    def _shaped(self, param: ManagedParameter, part: Tensor) -> Tensor:
-        platform, slot = self.platform, param.slot
-        if slot is not None and param.own_numel != slot.numel:
-            part = platform.narrow(part, 0, 0, param.own_numel)
-        gradient = platform.reshape(part, param.own_shape)
-        if not self.in_main_grad and gradient.dtype != param.dtype:
-            return platform.cast(gradient, param.dtype)
-        return gradient if self._shares else platform.clone(gradient)
+    def _shaped(self, params: Sequence[ManagedParameter], parts: Sequence[Tensor]) -> list[Tensor]:
+        """Without padding, in the shapes and dtypes of the gradients."""
+        platform = self.platform
+        reshape, in_main_grad, shares = platform.reshape, self.in_main_grad, self._shares
+        found = []
+        for param, part in zip(params, parts, strict=True):
+            if param.is_padded:
+                part = platform.narrow(part, 0, 0, param.own_numel)
+            gradient = reshape(part, param.own_shape)
+            if not in_main_grad and gradient.dtype != param.dtype:
+                gradient = platform.cast(gradient, param.dtype)
+            elif not shares:
+                gradient = platform.clone(gradient)
+            found.append(gradient)
+        return found
 
-    def _before(self, param: ManagedParameter) -> Tensor | None:
-        if not self.in_main_grad:
-            return self.platform.get_grad(param.shard)
+    def _main_grad(self, param: ManagedParameter) -> Tensor | None:
         before = getattr(param.parameter, MAIN_GRAD, None)
         return None if before is None else before.to_local()
 

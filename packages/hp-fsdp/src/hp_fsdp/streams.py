@@ -72,7 +72,8 @@ class Task:
             self._waited = True
         if self._follow is not None:
             follow, self._follow = self._follow, None
-            follow()
+            with self._streams.platform.no_grad():
+                follow()
 
     def synchronize(self) -> None:
         """The host waits until it is over on the side stream."""

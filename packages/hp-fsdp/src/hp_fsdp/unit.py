@@ -120,7 +120,10 @@ class Unit(UnitParameters):
         nothing, take no part.
         """
         assert self.context is not None
-        taking_part = tuple(param.trains or param in self.owing for param in self.params)
+        trains = self.platform.requires_grads(self.shards())
+        if self.owing:
+            trains = [flag or param in self.owing for param, flag in zip(self.params, trains, strict=True)]
+        taking_part = tuple(trains)
         self.owes_sync = False
         # Not owes_sync: a rank that has left a backward out owes nothing, and would send something else than the others.
         put_off, self.options.has_put_off_sync = self.options.has_put_off_sync, False
@@ -142,7 +145,7 @@ class Unit(UnitParameters):
                     self.gradients,
                     is_fused=self.options.is_fused,
                     is_of_one_backward=not put_off,
-                    peers=self.context.peers_of(self),
+                    peers=self.peers(),
                 )
                 self.context.launch(reduction)
 
@@ -165,8 +168,12 @@ class Unit(UnitParameters):
         self.owes_sync = self.owes_all_reduce = False
         self.owing = set()
 
-    def _gradient_came(self) -> None:
-        super()._gradient_came()
+    def gradient_came(self) -> None:
+        """See :class:`UnitParameters`."""
+        assert self.context is not None
+        if self.has_news and self.context.hears_backward():
+            return
+        super().gradient_came()
         self.has_news = True
 
 

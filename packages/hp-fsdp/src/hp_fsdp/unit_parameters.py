@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
+from hp_fsdp.faces import Faces
 from hp_fsdp.flat_shards import UnitRows
 from hp_fsdp.options import Options
 from hp_fsdp.parameter import OWNER_MARK, STAYS, ManagedParameter
-from hp_fsdp.peers import may_reach
+from hp_fsdp.peers import Peers, may_reach
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
 from hp_fsdp.small_world import SmallWorld
@@ -36,9 +37,12 @@ class UnitParameters:
         self.label = ", ".join(type(module).__name__ for module in modules)
         self.name = self.label
         """What messages about ranks that wait call it: also by its place, once there is a root."""
+        self._device = platform.device(places.device)
+        self._names = {what: f"hp_fsdp.{what} {self.label}" for what in ("gather", "reduce")}
         self.places = places
         self.options = options
         self.params: list[ManagedParameter] = []
+        self.faces = Faces(platform)
         self.leaves_dtensors = False
         """Whether they are DTensors that stay: see [Note: compat] in :mod:`hp_fsdp.summands`."""
         self.arrangement = Arrangement(platform, [], places, options)
@@ -58,6 +62,9 @@ class UnitParameters:
         """Where whole parameters are kept between forward and backward, if they are cut among fewer ranks then."""
         self.state = ShardState.SHARDED
         self.context: RootContext | None = None
+        self._peers: Peers | None = None
+        self._peers_in: RootContext | None = None
+        """Where :attr:`_peers` was found."""
         self._gathering: Task | None = None
         # --- the course of a step
         self.gathered_in_pass: int | None = None
@@ -71,6 +78,7 @@ class UnitParameters:
     def add(self, params: Sequence[ManagedParameter], *, whole: bool) -> None:
         """Take over parameters; with ``whole`` they are not cut yet."""
         for param in params:
+            param.faces = self.faces
             if whole:
                 self.arrangement.cut(param)
             setattr(param.parameter, OWNER_MARK, f"{self.label} as {param.name!r}")
@@ -87,6 +95,7 @@ class UnitParameters:
     def _arrange(self, params: list[ManagedParameter]) -> None:
         assert self.state is ShardState.SHARDED
         self.params = params
+        self.faces.forget()
         with self.platform.recordable():  # parts of the root are made in its first forward
             self.arrangement = Arrangement(self.platform, params, self.places, self.options)
 
@@ -95,11 +104,18 @@ class UnitParameters:
 
         RuntimeError for what does not fit.
         """
+        if self.faces.stand() and self.arrangement.stand(self.faces.locals):
+            return
         with self.platform.recordable():  # what is made here stays
             changed = [param.adopt() for param in self.params]
             if any(changed):
                 self._arrange(self.params)
             self.arrangement.refresh()
+        self.faces.remember(self.params)
+
+    def shards(self) -> list[Any]:
+        """The local tensors of all parameters, as they were at the last :meth:`refresh`."""
+        return self.faces.locals or [param.parameter.to_local() for param in self.params]
 
     @property
     def copies_between_peers(self) -> bool:
@@ -117,6 +133,14 @@ class UnitParameters:
         known = None if self.context is None else self.context.knows_reach_of(group)
         return may_reach_each_other(self.places.device, group) if known is None else known
 
+    def peers(self) -> Peers | None:
+        """See :meth:`RootContext.peers_of`; asked once per context."""
+        context = self.context
+        assert context is not None
+        if self._peers_in is not context:
+            self._peers, self._peers_in = context.peers_of(self), context
+        return self._peers
+
     @property
     def longest_row(self) -> int:
         """Elements of a rank's part of a gather or reduction, at most."""
@@ -130,31 +154,30 @@ class UnitParameters:
         """
         if self.state is not ShardState.SHARDED:
             return
-        assert self.context is not None
-        streams = self.context.streams
-        small_world = self.small_world
+        context, small_world = self.context, self.small_world
+        assert context is not None
+        streams = context.streams
         with self.platform.no_grad(), self._named("gather"):
             start: Callable[[bool], Callable[[], None]]
             if small_world is not None and small_world.is_full:
                 start = small_world.launch
             else:
-                self.context.look_at_shards(self)
-                peers = self.context.peers_of(self)
-                start = functools.partial(self.arrangement.launch, peers=peers)
+                context.look_at_shards(self)
+                start = functools.partial(self.arrangement.launch, peers=self.peers())
             self.arrangement.allocate()
-            self._gathering = streams.run(streams.gather, lambda: start(streams.async_op))
+            self._gathering = streams.run(streams.gather, functools.partial(start, streams.async_op))
         if self.options.offload:
-            self.context.reading = self._gathering
+            context.reading = self._gathering
         self.state = ShardState.GATHERING
 
     def unshard(self) -> None:
         """Have the whole parameters there. Nothing to do if they are."""
-        self.launch_gather()
+        if self.state is ShardState.SHARDED:
+            self.launch_gather()
         if self.state is ShardState.GATHERING:
             assert self._gathering is not None
             assert self.context is not None
-            with self.platform.no_grad():
-                self._gathering.wait()
+            self._gathering.wait()
             self._gathering = None
             if self.small_world is not None:
                 self.small_world.clear()
@@ -165,10 +188,9 @@ class UnitParameters:
 
     def show(self) -> None:
         """Have the whole parameters there, and let the modules show them."""
-        self.unshard()
-        if self.state is ShardState.GATHERED:
-            for param in self.params:
-                param.show_full(self._gradient_came)
+        if self.state is not ShardState.SHOWN:
+            self.unshard()
+            self.faces.show_wholes(self.params, self)
             self.state = ShardState.SHOWN
         for part in self.parts:
             part.stand_by()
@@ -186,8 +208,7 @@ class UnitParameters:
         if self.part_of is not None and self.part_of.state is ShardState.SHOWN:
             self.stand_by()
             return
-        for param in self.params:
-            param.show_shard()
+        self.faces.show_shards(self.params)
 
     def stand_by(self) -> None:
         """Let the modules show stand-ins; see [Note: stand-ins]."""
@@ -247,13 +268,13 @@ class UnitParameters:
     def shard_versions(self) -> tuple[int, ...]:
         """How often each shard, and each row as a whole, was written, where the framework counts; else zeros."""
         rows = self.arrangement.buffers
-        return (*(self.platform.version(p.shard) for p in self.params), *(row.row_version() for row in rows))
+        return (*self.platform.versions(self.shards()), *(row.row_version() for row in rows))
 
-    def _gradient_came(self) -> None:
+    def gradient_came(self) -> None:
         """A backward has added to the gradient of a whole parameter; :class:`hp_fsdp.unit.Unit` says what follows."""
         assert self.context is not None
         self.context.begin_backward()
 
     def _named(self, what: str) -> Any:
-        range_ = self.platform.device(self.places.device).profiler_range(f"hp_fsdp.{what} {self.label}")
+        range_ = self._device.profiler_range(self._names[what])
         return NamedLaunch(self.places.shard_group, f"{what} of {self.name}", range_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from operator import is_
 from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
@@ -32,6 +32,9 @@ class WholeParameters:
     several tensors in one launch, every chunk is received where the parameter has it, and nothing is copied (but for parameters
     that are cut along another dim than the first). Where it cannot, rows travel as they lie, and are taken apart by a copy. Without fusion every
     parameter travels alone.
+
+    [Note: writes that do not count] What is filled holds the values that autograd has seen before ([Note: one whole tensor for ever]), and
+    threads of a backend may write at any time. So it is written to as memory whose writes do not count.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class WholeParameters:
         self._nbytes: list[int] = []
         self._targets: list[Tensor] = []
         """What is filled, for every parameter: ``(ranks, slot.numel)``, which is the parameter and its padding; the parameter
-        itself if it is not cut along its first dim."""
+        itself if it is not cut along its first dim. See [Note: writes that do not count]."""
         self._make()
         self.fulls = [param.full for param in self.params]
         self._follows = [
@@ -70,6 +73,12 @@ class WholeParameters:
         numel = sum(slot.num_ranks * slot.numel for slot in self.slots)
         self._wire_nbytes = numel * platform.itemsize(dtype)
         self._by_peers: PeerGather | None = None
+        self._rows: list[Tensor] = []
+        self._kept_parts: list[Tensor] = []
+        """Parts of these."""
+        self._values: list[Tensor] = []
+        """The same in the shapes of the targets."""
+        self._keeps_parts = all(buffer.shares_memory and buffer.host is None for buffer in buffers)
 
     @property
     def storages(self) -> list[Tensor]:
@@ -95,6 +104,7 @@ class WholeParameters:
             if slot.is_leading:
                 whole = platform.narrow(platform.reshape(target, slot.padded_shape), 0, 0, slot.shape[0])
             param.set_whole(whole, is_alias=False)
+        self._targets = [platform.uncounted(target) for target in self._targets]
         self.free()
 
     def allocate(self) -> None:
@@ -138,25 +148,17 @@ class WholeParameters:
                 else platform.empty((slot.num_ranks * slot.numel,), self.dtype, self.places.device)
                 for slot, flat in zip(self.slots, self._flat, strict=True)
             ]
-        # The values are those that autograd has seen before: see [Note: one whole tensor for ever]. Until it has followed:
-        # threads of a backend may write at any time in between.
-        versions = ExitStack()
-        versions.enter_context(platform.preserve_version(self.fulls))
         works = self._start(received, chunks, async_op)
         if not works and not self._follows:
-            versions.close()
             return _nothing
 
         def follow() -> None:
-            with versions:
-                for work in works:
-                    work.wait()
-                moved = [
-                    lines for slot, lines in zip(self.slots, received, strict=True) if not slot.is_leading
-                ]
-                for (slot, target), lines in zip(self._follows, moved, strict=True):
-                    matrix = platform.reshape(lines, (slot.num_ranks, slot.numel))
-                    platform.copy_(target, put_together(platform, matrix, slot))
+            for work in works:
+                work.wait()
+            moved = [lines for slot, lines in zip(self.slots, received, strict=True) if not slot.is_leading]
+            for (slot, target), lines in zip(self._follows, moved, strict=True):
+                matrix = platform.reshape(lines, (slot.num_ranks, slot.numel))
+                platform.copy_(target, put_together(platform, matrix, slot))
 
         return follow
 
@@ -175,8 +177,9 @@ class WholeParameters:
 
     def _copy_from_peers(self) -> Follow:
         assert self._by_peers is not None
-        with self.platform.preserve_version(self.fulls):
-            self._by_peers.run(self._parts())
+        self._by_peers.run(self._parts())
+        if not self._keeps_parts:
+            self._by_peers.forget()
         return _nothing
 
     def _start(self, received: list[Tensor], chunks: list[Tensor], async_op: bool) -> list[Any]:
@@ -193,22 +196,32 @@ class WholeParameters:
 
     def _fill_alone(self) -> None:
         """One rank has all of it: cast in one pass."""
-        platform = self.platform
-        values = [
-            platform.reshape(part, tuple(target.shape))
-            for part, target in zip(self._parts(), self._targets, strict=True)
-        ]
-        with platform.preserve_version(self.fulls):
-            platform.foreach_copy_(self._targets, values)
+        platform, before = self.platform, self._kept_parts
+        parts = self._parts()
+        if parts is not before or not self._values:
+            self._values = [
+                platform.reshape(part, tuple(target.shape))
+                for part, target in zip(parts, self._targets, strict=True)
+            ]
+        platform.foreach_copy_(self._targets, self._values)
+        if not self._keeps_parts:
+            self._values = []
 
     def _parts(self) -> list[Tensor]:
-        """The pieces of this rank as they lie in the rows, with their padding, on the device."""
+        """The pieces of this rank as they lie in the rows, with their padding, on the device. The same list while rows are the same."""
         platform = self.platform
-        return [
-            part
-            for buffer in self.buffers
-            for part in platform.split(self._on_device(buffer.row()), buffer.plan.sizes)
-        ]
+        rows = [buffer.row() for buffer in self.buffers]
+        if self._keeps_parts and self._kept_parts and all(map(is_, rows, self._rows)):
+            return self._kept_parts
+        with platform.recordable():  # they may stay
+            parts = [
+                part
+                for buffer, row in zip(self.buffers, rows, strict=True)
+                for part in platform.split(self._on_device(row), buffer.plan.sizes)
+            ]
+        if self._keeps_parts:
+            self._rows, self._kept_parts = rows, parts
+        return parts
 
     def _launch_rows(self, rows: Sequence[Tensor], async_op: bool) -> Follow:
         platform, num_shards = self.platform, self.places.num_shards
@@ -222,9 +235,7 @@ class WholeParameters:
                 lines = platform.narrow(matrix, 1, start, slot.numel)
                 start = start + slot.numel
                 values.append(lines if slot.is_leading else put_together(platform, lines, slot))
-            # The values are those that autograd has seen before: see [Note: one whole tensor for ever].
-            with platform.preserve_version(self.fulls):
-                platform.foreach_copy_(self._targets, values)
+            platform.foreach_copy_(self._targets, values)
 
         return follow
 

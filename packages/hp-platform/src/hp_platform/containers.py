@@ -22,9 +22,14 @@ def map_tensors(is_tensor: Callable[[Any], bool], function: Callable[[Any], Any]
         return value
 
     def inside(part: Any) -> Any:
-        return map_tensors(is_tensor, function, part)
+        # As above: members that hold nothing are passed without a call.
+        if type(part) in _ATOMS:
+            return part
+        return function(part) if is_tensor(part) else map_tensors(is_tensor, function, part)
 
     if isinstance(value, dict) or (not isinstance(value, (list, tuple)) and isinstance(value, Mapping)):
+        if not value:
+            return value
         changed = {key: inside(part) for key, part in value.items()}
         if all(changed[key] is value[key] for key in changed):
             return value

@@ -179,13 +179,16 @@ def test_what_stands_in_a_parameters_place_is_told(platform, net, make):
 def test_a_place_that_is_looked_up_once_takes_parameters_and_plain_tensors(platform, net, make, equal):
     block = net.blocks[0]
     parameter, plain = block.weight, make(np.zeros((3, 3)), "float32")
-    put = platform.parameter_setter(block, "weight")
+    put, get = platform.parameter_setter(block, "weight"), platform.parameter_getter(block, "weight")
     for value in (plain, parameter, plain, parameter):
         put(value)
         assert block.weight is value
         assert platform.get_parameter(block, "weight") is value
+        assert get() is value
     with pytest.raises(ValueError, match="'wait'"):
         platform.parameter_setter(block, "wait")
+    with pytest.raises(ValueError, match="wait"):
+        platform.parameter_getter(block, "wait")
 
 
 @pytest.mark.parametrize(

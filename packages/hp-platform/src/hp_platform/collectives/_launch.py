@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from hp_platform import diagnosis, keeping, recording
+from hp_platform import _process, diagnosis, keeping, recording
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform, get_platform
 from hp_platform.process_groups import resolve as resolve
@@ -124,16 +124,7 @@ def _launched(
     async_op: bool,
     num_tensors: int,
 ) -> T | Work[T]:
-    if group.native is None:
-        raise RuntimeError(
-            f"{kind} on the {group.describe()}, which was ended by destroy_process_group: make groups and meshes anew"
-        )
-    recording.note(recording.Launch(kind, nbytes, group, num_tensors))
-    number = diagnosis.count_launch(group, kind)
-
-    def describe() -> str:
-        return f"{kind} number {number} on the {group.describe()}, {nbytes:,} bytes"
-
+    describe = _counted(kind, group, nbytes, num_tensors)
     try:
         native = start(async_op)
     except Exception as error:
@@ -141,6 +132,27 @@ def _launched(
     if async_op:
         return Work(native, finish, group, describe)
     return finish()
+
+
+def run_as(kind: str, group: ProcessGroup, nbytes: int, run: Callable[[], None], num_tensors: int) -> None:
+    """``run()``, which counts as a collective and gives no result: no keeper is asked."""
+    describe = _counted(kind, group, nbytes, num_tensors)
+    try:
+        run()
+    except Exception as error:
+        raise _told(error, group, describe) from error
+
+
+def _counted(kind: str, group: ProcessGroup, nbytes: int, num_tensors: int) -> Callable[[], str]:
+    """Count a launch that is about to start; what describes it."""
+    if group.native is None:
+        raise RuntimeError(
+            f"{kind} on the {group.describe()}, which was ended by destroy_process_group: make groups and meshes anew"
+        )
+    if _process.open_recorders.records:
+        recording.note(recording.Launch(kind, nbytes, group, num_tensors))
+    number = diagnosis.count_launch(group, kind)
+    return lambda: f"{kind} number {number} on the {group.describe()}, {nbytes:,} bytes"
 
 
 def _told(error: Exception, group: ProcessGroup, describe: Callable[[], str]) -> Exception:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hp_platform.collectives._launch import Work, launch
+from hp_platform.collectives._launch import Work, launch, run_as
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import get_platform
 from hp_platform.protocols.tensor import Tensor
@@ -107,11 +107,7 @@ def all_to_all_into_each(
 
 def by_copies(kind: str, group: ProcessGroup, nbytes: int, run: Callable[[], None], num_tensors: int) -> None:
     """``run()`` does on the current stream, by copies in peer memory, what the collective ``kind`` would do."""
-
-    def start(_: bool) -> None:
-        run()
-
-    launch(kind, group, nbytes, start, _nothing, False, num_tensors, is_own=False)
+    run_as(kind, group, nbytes, run, num_tensors)
 
 
 def _nothing() -> None:

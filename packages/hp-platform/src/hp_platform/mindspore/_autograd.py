@@ -72,6 +72,10 @@ class MindSporeAutogradOps:
         """Whether a gradient flows to ``x``."""
         return _private.requires_grad(x)
 
+    def requires_grads(self, xs: Sequence[mindspore.Tensor]) -> list[bool]:
+        """Of each."""
+        return [_private.requires_grad(x) for x in xs]
+
     def set_requires_grad_(self, x: mindspore.Tensor, flag: bool) -> mindspore.Tensor:
         """Ask for a leaf's gradient."""
         ensure_recording()
@@ -188,6 +192,25 @@ class MindSporeAutogradOps:
         if grad is not None:
             self._grads[id(x)] = grad
 
+    def get_grads(self, xs: Sequence[mindspore.Tensor]) -> list[mindspore.Tensor | None]:
+        """Of leaves."""
+        return [self.get_grad(x) for x in xs]
+
+    def set_grads(self, xs: Sequence[mindspore.Tensor], grads: Sequence[mindspore.Tensor | None]) -> None:
+        """Put each."""
+        for x, grad in zip(xs, grads, strict=True):
+            self.set_grad(x, grad)
+
+    def take_grads(self, xs: Sequence[mindspore.Tensor]) -> list[mindspore.Tensor | None]:
+        """Of leaves, which have none after that."""
+        found = self.get_grads(xs)
+        for x, grad in zip(xs, found, strict=True):
+            if grad is not None:
+                self.set_grad(x, None)
+        return [
+            self.detach(grad) if grad is not None and _private.requires_grad(grad) else grad for grad in found
+        ]
+
     def register_tensor_hook(
         self, x: mindspore.Tensor, hook: Callable[[mindspore.Tensor], mindspore.Tensor | None]
     ) -> HookHandle:
@@ -265,9 +288,17 @@ class MindSporeAutogradOps:
         """Always 0."""
         return 0
 
+    def versions(self, xs: Sequence[mindspore.Tensor]) -> list[int]:
+        """All 0."""
+        return [0] * len(xs)
+
     def counts_writes(self, x: mindspore.Tensor) -> bool:
         """Never."""
         return False
+
+    def uncounted(self, x: mindspore.Tensor) -> mindspore.Tensor:
+        """Nothing is counted."""
+        return self.detach(x)
 
     def preserve_version(self, xs: Sequence[mindspore.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""

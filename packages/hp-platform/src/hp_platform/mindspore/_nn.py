@@ -124,6 +124,11 @@ class MindSporeNNOps:
         self.get_parameter(module, name)  # refuses a name that is none
         return partial(self.set_parameter, module, name)
 
+    def parameter_getter(self, module: mindspore.nn.Cell, name: str) -> Callable[[], mindspore.Tensor | None]:
+        """``get_parameter`` of one place."""
+        self.get_parameter(module, name)  # refuses a name that is none
+        return partial(self.get_parameter, module, name)
+
     def get_parameter(self, module: mindspore.nn.Cell, name: str) -> mindspore.Tensor | None:
         """What stands in a parameter's place."""
         table = _own_table(module, name)

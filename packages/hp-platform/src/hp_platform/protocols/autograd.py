@@ -43,6 +43,10 @@ class AutogradOps(Protocol):
         """Whether a gradient flows to ``x``."""
         ...
 
+    def requires_grads(self, xs: Sequence[Tensor]) -> list[bool]:
+        """:meth:`requires_grad` of each: for runtimes that ask at every step."""
+        ...
+
     def set_requires_grad_(self, x: Tensor, flag: bool) -> Tensor:
         """Ask for the gradient of a leaf, or stop asking."""
         ...
@@ -82,6 +86,18 @@ class AutogradOps(Protocol):
 
     def set_grad(self, x: Tensor, grad: Tensor | None) -> None:
         """Put a gradient (of the leaf's shape) in its place, or clear it."""
+        ...
+
+    def get_grads(self, xs: Sequence[Tensor]) -> list[Tensor | None]:
+        """:meth:`get_grad` of each of some leaves."""
+        ...
+
+    def set_grads(self, xs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """:meth:`set_grad` of each of as many leaves. ValueError if there are not as many gradients."""
+        ...
+
+    def take_grads(self, xs: Sequence[Tensor]) -> list[Tensor | None]:
+        """:meth:`get_grads`, outside of any graph; the leaves have none after that."""
         ...
 
     def register_tensor_hook(self, x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
@@ -144,9 +160,19 @@ class AutogradOps(Protocol):
         """How often ``x`` was written in place (0 where the framework does not count; see ``supports("version_counter")``)."""
         ...
 
+    def versions(self, xs: Sequence[Tensor]) -> list[int]:
+        """:meth:`version` of each."""
+        ...
+
     def counts_writes(self, x: Tensor) -> bool:
         """Whether in-place writes to ``x`` show in its :meth:`version`: not for what was made in ``torch.inference_mode``, whose version
         must not be asked for.
+        """
+        ...
+
+    def uncounted(self, x: Tensor) -> Tensor:
+        """The same memory in the same storage, outside of any graph: writes to it do not count as writes to ``x``. What
+        :meth:`preserve_version` does for a block, for as long as somebody writes there.
         """
         ...
 

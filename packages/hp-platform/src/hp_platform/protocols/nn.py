@@ -72,6 +72,10 @@ class NNOps(Protocol):
         """:meth:`set_parameter` of this place, looked up once: for those who exchange parameters many times a step."""
         ...
 
+    def parameter_getter(self, module: AnyModule, name: str) -> Callable[[], AnyParameter | Tensor | None]:
+        """:meth:`get_parameter` of this place, looked up once."""
+        ...
+
     def get_parameter(self, module: AnyModule, name: str) -> AnyParameter | Tensor | None:
         """What stands at ``module.name`` now: the parameter, or the plain tensor that :meth:`set_parameter` has put there (None
         where a module says that it has no such parameter, as a layer without bias). ValueError if it is not one of its own.

@@ -39,6 +39,10 @@ class TorchAutogradOps:
         """Whether a gradient flows to ``x``."""
         return x.requires_grad
 
+    def requires_grads(self, xs: Sequence[torch.Tensor]) -> list[bool]:
+        """Of each."""
+        return [x.requires_grad for x in xs]
+
     def set_requires_grad_(self, x: torch.Tensor, flag: bool) -> torch.Tensor:
         """Ask for a leaf's gradient."""
         return x.requires_grad_(flag)
@@ -99,6 +103,26 @@ class TorchAutogradOps:
     def set_grad(self, x: torch.Tensor, grad: torch.Tensor | None) -> None:
         """Put a leaf's gradient."""
         x.grad = grad
+
+    def get_grads(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Of leaves."""
+        return [x.grad for x in xs]
+
+    def set_grads(self, xs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+        """Put each."""
+        for x, grad in zip(xs, grads, strict=True):
+            x.grad = grad
+
+    def take_grads(self, xs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Of leaves, which have none after that."""
+        found = []
+        for x in xs:
+            grad = x.grad
+            if grad is not None:
+                x.grad = None
+                grad = grad.detach() if grad.requires_grad else grad  # of a backward that records
+            found.append(grad)
+        return found
 
     def register_tensor_hook(
         self, x: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]
@@ -161,9 +185,17 @@ class TorchAutogradOps:
         """Number of in-place writes."""
         return x._version
 
+    def versions(self, xs: Sequence[torch.Tensor]) -> list[int]:
+        """Of each."""
+        return [x._version for x in xs]
+
     def counts_writes(self, x: torch.Tensor) -> bool:
         """Whether it has a version counter."""
         return not x.is_inference()
+
+    def uncounted(self, x: torch.Tensor) -> torch.Tensor:
+        """``x.data`` has a version counter of its own."""
+        return x.data
 
     def preserve_version(self, xs: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Writes inside do not count."""

@@ -79,6 +79,11 @@ class TorchNNOps:
         # Nothing is quicker: a call costs what writing into a dict costs.
         return partial(module._parameters.__setitem__, name)
 
+    def parameter_getter(self, module: torch.nn.Module, name: str) -> Callable[[], torch.Tensor | None]:
+        """``get_parameter`` of one place."""
+        _check_own(module, name)
+        return partial(module._parameters.get, name)
+
     def get_parameter(self, module: torch.nn.Module, name: str) -> torch.Tensor | None:
         """What stands in a parameter's place."""
         _check_own(module, name)

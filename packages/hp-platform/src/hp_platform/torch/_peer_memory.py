@@ -51,9 +51,12 @@ class SymmetricMemory:
 
     def copy_each(self, targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         """Copies."""
-        with torch.no_grad():
-            for target, value in zip(targets, values, strict=True):
-                target.copy_(value)
+        if torch.is_grad_enabled():  # entering and leaving costs as much as a copy
+            with torch.no_grad():
+                self.copy_each(targets, values)
+            return
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
 
     def barrier(self) -> None:
         """A kernel of one block that signals all ranks, and waits for their signals. A rank that does not come within the group's

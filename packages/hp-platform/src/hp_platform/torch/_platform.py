@@ -41,6 +41,8 @@ class TorchPlatform(
 
     def __init__(self) -> None:
         super().__init__(all_devices())
+        self._found: dict[str, TorchDevice] = {}
+        """Handles that were asked for, by the name that was given: runtimes ask at every step, and drivers answer slowly."""
         # dynamo would record the launch without what it waits for. Compiled code has collectives of its own.
         self.run_uncompiled([_launch.launch])
 
@@ -53,6 +55,9 @@ class TorchPlatform(
         """The handle of a device; see :class:`hp_platform.platform.Platform`."""
         if name is None:
             return self._devices[self._available[0]]
+        found = self._found.get(name)
+        if found is not None:
+            return found
         kind = name.partition(":")[0]
         if kind not in self._devices:
             raise ValueError(f"unknown device {name!r}; PyTorch's are {', '.join(self._devices)}")
@@ -61,6 +66,7 @@ class TorchPlatform(
             raise RuntimeError(
                 f"device {name!r} is not available here ({handle.why_not()}); available: {', '.join(self._available)}"
             )
+        self._found[name] = handle
         return handle
 
     def device_types(self) -> tuple[str, ...]:

@@ -243,6 +243,9 @@ class TorchTensorOps:
     ) -> list[list[torch.Tensor]]:
         """Split each; views."""
         _same_length(xs, sizes)
+        if all(type(x) is torch.Tensor for x in xs):  # as in :meth:`split`
+            split = torch.split_with_sizes
+            return [list(split(x, s, dim)) for x, s in zip(xs, sizes, strict=True)]
         return [list(torch.split(x, list(s), dim)) for x, s in zip(xs, sizes, strict=True)]
 
     def foreach_add_(
@@ -271,11 +274,13 @@ class TorchTensorOps:
 
     def reduce_rows_(self, x: torch.Tensor, rows: torch.Tensor, op: str) -> torch.Tensor:
         """Sum or mean of rows."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.reduce_rows_(x, rows, op)
         kernel = self._devices[x.device.type].fused_rows()
-        with torch.no_grad():
-            if kernel is not None and kernel.reduce(x, rows, op):
-                return x
-            return _OF_ROWS[op](rows, 0, dtype=x.dtype, out=x)
+        if kernel is not None and kernel.reduce(x, rows, op):
+            return x
+        return _OF_ROWS[op](rows, 0, dtype=x.dtype, out=x)
 
 
 _OF_ROWS: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "mean": torch.mean}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,25 @@ class _Event(torch.cuda.Event):
     def elapsed_ms(self, end: Any) -> float:
         """Milliseconds to ``end``."""
         return self.elapsed_time(end)
+
+
+class _Using:
+    """``torch.cuda.stream`` for a stream of the current device, by the two calls that it ends in: runtimes change streams many times
+    a step, and the host's time counts.
+    """
+
+    __slots__ = ("_before", "_stream")
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        stream = self._stream
+        self._before = torch._C._cuda_getCurrentStream(stream.device_index)
+        torch._C._cuda_setStream(stream.stream_id, stream.device_index, stream.device_type)
+
+    def __exit__(self, *_: Any) -> None:
+        torch._C._cuda_setStream(*self._before)
 
 
 class CudaDevice(AcceleratorDevice):
@@ -61,6 +81,26 @@ class CudaDevice(AcceleratorDevice):
 
     def _api(self) -> Any:
         return torch.cuda
+
+    @cached_property
+    def _streams(self) -> dict[tuple[int, ...], Any]:
+        # Of what was the current stream: an object says which one it is, and holds nothing.
+        torch.cuda.init()
+        return {}
+
+    def current_stream(self) -> Any:
+        """The current stream; the same object for the same stream."""
+        streams = self._streams
+        key = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+        found = streams.get(key)
+        if found is None:
+            found = streams[key] = torch.cuda.current_stream()
+        return found
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[None]:
+        """Make a stream the current one."""
+        is_here = stream.device_index == torch._C._cuda_getDevice()
+        return _Using(stream) if is_here else torch.cuda.stream(stream)
 
     def _event_type(self) -> type:
         return _Event
