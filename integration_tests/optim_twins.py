@@ -74,6 +74,7 @@ class Shadow:
         *,
         dtype: str | None = None,
         options: Any = None,
+        kind: Any = AdamW,
         seed: int = 7,
         **how: Any,
     ) -> None:
@@ -88,8 +89,9 @@ class Shadow:
             for name, p in self.parameters.items()
         }
         settings = {"lr": 0.05, "weight_decay": 0.1, "fused": False, **(options or {})}
-        self.optimizer = AdamW(self.platform.named_parameters(self.model), **settings)
-        settings.pop("divide_replicas", None)
+        self.optimizer = kind(self.platform.named_parameters(self.model), **settings)
+        for key in ("divide_replicas", "offload_state", "offload_bucket"):
+            settings.pop(key, None)
         self.shadow = AdamW(list(self.wholes.values()), **settings)
 
     def whole(self, x: Any) -> Any:

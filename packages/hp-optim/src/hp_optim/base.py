@@ -122,6 +122,7 @@ class OptimizerSteps(_Ground):
 
     @state.setter
     def state(self, value: Any) -> None:
+        self._memory.land()
         self.__dict__["state"] = value
 
     @property
@@ -173,6 +174,7 @@ class OptimizerSteps(_Ground):
         for key, value in self.defaults.items():
             group.setdefault(key, value)
         self._check_group(group)
+        self._memory.land()
         super().add_param_group(group)
         self._forget_plans()
 
@@ -208,6 +210,7 @@ class OptimizerSteps(_Ground):
         self.platform = get_platform()
         if "_memory" not in self.__dict__:
             self._memory = StateMemory(self.platform, self.MAKE_TRANSFERS)
+        self._memory.land()
         super().__setstate__(state)
         for group in self.param_groups:
             for key, value in self.defaults.items():  # of a dict that another version or optimizer has made

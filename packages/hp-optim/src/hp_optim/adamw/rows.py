@@ -142,6 +142,7 @@ class RowOfMembers:
             if len(counts) > 1 or len(dtypes) > 1:
                 return False
             missed, dtype = counts.pop(), dtypes.pop()
+            self.members[0].home.landed()
         device = platform.device_of(self.row)
         self._flats = [self.members[0].home.zeros((self._numel,), dtype, device) for _ in keys]
         kept: list[list[Any]] = [[] for _ in self.members]

@@ -61,14 +61,21 @@ class StateHome:
         """State that came from elsewhere, where state of ``device`` lies: ``x`` itself, or a copy."""
         platform, transfers = self._platform, self.transfers(device)
         if transfers is None:
+            if platform.device_of(x) != device:
+                self.landed()
             return platform.to_device(x, device)
         is_there = platform.is_contiguous(x) and transfers.is_on_host(x)
         is_nothing = 0 in tuple(x.shape) and platform.device_of(x) == HOST
         return x if is_there or is_nothing else self.copied(x, device)
 
+    def landed(self) -> None:
+        """The host waits for what is on its way from the devices, because it reads or drops state. Steps that go on as before need not."""
+        self._memory.land()
+
     def copied(self, x: Tensor, device: str) -> Tensor:
-        """A copy where state of ``device`` lies."""
+        """A copy where state of ``device`` lies. The host waits for ``x``."""
         platform, transfers = self._platform, self.transfers(device)
+        self.landed()
         if transfers is not None:
             return platform.copy_(transfers.empty_on_host(tuple(x.shape), x.dtype), x)
         is_there = platform.device_of(x) == device

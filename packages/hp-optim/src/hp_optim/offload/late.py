@@ -1,9 +1,9 @@
 """Transfers on a device without a memory of its own, for tests: every copy happens as late as it may.
 
-A copy is made when the computation or another copy waits for it or for a later one of its direction, and memory that nothing was copied
-into yet is full of NaN. So a wait that is missing gives wrong numbers, on every machine, every time. What is missing between a
-fetch and a store before it shows where what comes is early: :class:`EarlyFetches`. (That a copy waits for the computation
-cannot be seen where that is done at once.)
+A copy is made when the computation or another copy waits for it or for a later one of its direction. What leaves is seen on the host when
+that has waited, too, or when something comes again. Memory that nothing was copied into yet is full of NaN. So a wait that is
+missing gives wrong numbers, on every machine, every time. What is missing between a fetch and a store before it shows where what
+comes is early: :class:`EarlyFetches`. (That a copy waits for the computation cannot be seen where that is done at once.)
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class LateTransfers:
         self._coming: deque[_Copies] = deque()
         self._leaving: deque[_Copies] = deque()
         self._memories: list[tuple[weakref.ref[Any], int, int]] = []
+        self._unseen: list[tuple[Tensor, Tensor]] = []
+        """What has left, and where it belongs on the host."""
         self.log: list[str] = []
         """What was asked for: ``"fetch"``, ``"store"``, ``"land"``."""
         self.nbytes = {"fetch": 0, "store": 0}
@@ -75,8 +77,12 @@ class LateTransfers:
             first = event.queue[0]
             for other in first.after:
                 self.wait(other)
-            for target, source in first.pairs:
-                self._platform.copy_(target, source)
+            if first.queue is self._leaving:
+                self._unseen.extend((target, self._platform.clone(source)) for target, source in first.pairs)
+            else:
+                self._show()
+                for target, source in first.pairs:
+                    self._platform.copy_(target, source)
             first.is_done = True
             event.queue.popleft()
 
@@ -85,6 +91,12 @@ class LateTransfers:
         self.log.append("land")
         if self._leaving:
             self.wait(self._leaving[-1])
+        self._show()
+
+    def _show(self) -> None:
+        for target, value in self._unseen:
+            self._platform.copy_(target, value)
+        self._unseen.clear()
 
     def _queued(self, what: str, queue: deque[_Copies], pairs: Pairs, after: Sequence[Any]) -> _Copies:
         self.log.append(what)
