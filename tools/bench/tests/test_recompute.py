@@ -1,6 +1,7 @@
 """The rows of `bench recompute`: which are chosen, what is compared, and what a row says."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,16 +94,48 @@ def test_a_wrong_call_is_refused_and_rows_are_listed(capsys: pytest.CaptureFixtu
 
 def test_the_picture_shows_every_side_once_where_it_lies(tmp_path: Path) -> None:
     rows, picture = tmp_path / "rows.jsonl", tmp_path / "curve.svg"
-    rows.write_text("\n".join(row(name, 11.0, 13.0).to_json() for name in ("full", "swap")))
+    found = [
+        row("full", 11.0, 13.0),
+        row("swap", 11.0, 13.0),
+        row("budget-50", 12.0, 0.0),
+        row("budget-30", 14.0, 0.0),
+    ]
+    rows.write_text("\n".join([*(each.to_json() for each in found), "", "| a table |"]))
     assert recompute_picture.main([str(rows), str(picture)]) == 0
     drawn = picture.read_text()
-    assert drawn.count("<circle") == len(
-        {"plain", "checkpoint", "torch checkpoint", "swap", "torch save_on_cpu"}
-    )
-    for side in ("plain", "torch save_on_cpu"):
-        assert drawn.count(f">{side}<") == 1
+    sides = {side for each in found for side in each.setting.sides}
+    assert drawn.count('r="5"') == len(sides) == 7
+    for side in sides:
+        assert f">{side.value.removeprefix('torch ')}</text>" in drawn
+    # Points of budgets, and that of all layers kept, are one line.
+    (curve,) = [line for line in drawn.splitlines() if 'fill="none"' in line]
+    assert curve.count("L") == 2
+    assert "a GPU of a test; torch 2.11.0; commit 0123456789ab" in drawn
     assert recompute_picture.main([]) == 2
+
+
+def test_rows_without_memory_make_no_picture() -> None:
     with pytest.raises(ValueError, match="the row of plain has no memory: measure on a GPU"):
-        recompute_picture.points(
-            [json.dumps({"sides": {"plain": {"milliseconds": 1.0, "peak_bytes": None}}})]
-        )
+        recompute_picture.read([json.dumps({"sides": {"plain": {"milliseconds": 1.0, "peak_bytes": None}}})])
+    with pytest.raises(ValueError, match="there are no rows"):
+        recompute_picture.read([])
+
+
+def test_labels_do_not_lie_upon_each_other() -> None:
+    points = {side.value: (200.0 + place % 2, 17.0 + 0.01 * place) for place, side in enumerate(Side)}
+    drawn = recompute_picture.drawing(recompute_picture.Rows(points, "a title", "conditions"))
+    found = [
+        re.search(r'<text x="([-0-9.]+)" y="([-0-9.]+)" text-anchor="(\w+)" fill="#\w+">(.*)</text>', line)
+        for line in drawn.splitlines()
+    ]
+    labels = {side.value.removeprefix("torch ") for side in Side}
+    spans = []
+    for each in found:
+        if each is not None and each[4] in labels:
+            width = 6.0 * len(each[4])
+            left = float(each[1]) - {"start": 0.0, "middle": width / 2, "end": width}[each[3]]
+            spans.append((left, left + width, float(each[2])))
+    assert len(spans) == len(Side)
+    for place, (left, right, y) in enumerate(spans):
+        for other_left, other_right, other_y in spans[:place]:
+            assert abs(y - other_y) >= 10 or right <= other_left or left >= other_right
