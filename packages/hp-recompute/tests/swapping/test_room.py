@@ -107,16 +107,16 @@ def test_where_no_memory_is_free_copies_are_waited_for_as_early_as_ever(world: W
 @distributed(world_size=1)
 def test_numbers_stay_when_micro_batches_checkpoints_and_kept_layers_mix(world: World) -> None:
     expected = {
-        order: step(world, plain, make_blocks(world, 5), order) for order in ((0,), (1, 0), (0, 2, 1))
+        order: step(world, plain, make_blocks(world, 4), order) for order in ((0,), (1, 0), (0, 2, 1))
     }
     ways = [swap, lambda *args: swap(*args, policy_fn=keep), checkpoint, plain]
     ways.append(lambda *args: checkpoint(*args, swap_inputs=True))
     ways.append(lambda block, x: swap(lambda x: checkpoint(block, x), x))
-    for shift in range(len(ways)):
+    for shift in (0, 3):
         with late_copies():
-            blocks = make_blocks(world, 5)
+            blocks = make_blocks(world, 4)
             call = lambda block, x: ways[(blocks.index(block) + shift) % len(ways)](block, x)  # noqa: B023
-            for order in ((0,), (0,), (1, 0), (1, 0), (0, 2, 1), (0, 2, 1), (0,)):
+            for order in ((0,), (1, 0), (1, 0), (0, 2, 1), (0, 2, 1), (0,)):
                 assert_equal(step(world, call, blocks, order), expected[order])
 
 

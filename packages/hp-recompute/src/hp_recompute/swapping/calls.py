@@ -55,7 +55,9 @@ def swap(
 
     Values and gradients are those of the plain call, to the bit: nothing is computed again. What autograd saves in the function is
     copied to page-locked memory of the host while the next swapped function runs, and comes back while backward is at the one behind
-    it: see [Note: two groups on the device] in :mod:`hp_recompute.swapping.manager`. The last one that runs stays where it is.
+    it: see [Note: two groups on the device] in :mod:`hp_recompute.swapping.manager`. The last one that runs stays where it is. From the
+    second step on copies take longer where there is more on the device anyway, if the calls that keep what they save are known, too:
+    layers in a chain (:meth:`hp_recompute.SwapManager.set_forward_prefetch_layer`), or a policy that answers ``MUST_SAVE``.
 
     Args:
         function: any callable; with ``device_budget_bytes`` a model, or its layers.

@@ -84,8 +84,7 @@ class Group:
         storage = self._storages.get(place.key)
         is_new = storage is None
         if storage is None:
-            may_take_over = goes and self.ordinal != BY_HAND
-            storage = self.manager.taken_over(place.key) if may_take_over else None
+            storage = self.manager.taken_over(place.key) if goes and self.ordinal != BY_HAND else None
             if storage is None:
                 storage = SwappedStorage(platform, self, device, place.key)
             storage.group = self
@@ -147,11 +146,6 @@ class Group:
 
     def _living(self) -> list[SwappedStorage]:
         return list(self._storages.values())
-
-    @property
-    def movable_nbytes(self) -> int:
-        """Of all of them."""
-        return sum(self.movable)
 
     def has_stayed(self) -> None:
         """Backward has come before it started for the host."""

@@ -139,7 +139,8 @@ class NamedGroups:
     def set_forward_prefetch_layer(self, first: Any, second: Any) -> None:
         """Tell that ``second`` follows ``first``: both are layers of a chain from now on, see :mod:`hp_recompute.swapping.chain`.
 
-        Layers that do not swap already (:func:`hp_recompute.swap_wrapper`) swap what :func:`hp_recompute.swap_tensor_wrapper` is given in them.
+        Layers that do not swap already (:func:`hp_recompute.swap_wrapper`) swap what :func:`hp_recompute.swap_tensor_wrapper` is given in
+        them, and keep the rest: while they run, copies of others may take their time.
         Setting the same again does nothing. UserWarning for the same layer twice; ValueError for what is no module, for a layer that has
         another neighbour already, and for a chain that would be a ring.
         """
