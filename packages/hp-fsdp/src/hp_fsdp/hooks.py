@@ -8,7 +8,7 @@ from typing import Any
 from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.nodes import inputs_node, output_node
-from hp_fsdp.runtime import context_of, reshards_after_forward
+from hp_fsdp.roots import context_of, reshards_after_forward
 from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.unit import Unit, units_in
 from hp_platform.containers import map_tensors, tensors_in

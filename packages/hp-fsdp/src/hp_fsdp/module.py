@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hp_fsdp.runtime import RootContext, context_of
+from hp_fsdp.roots import context_of
+from hp_fsdp.runtime import RootContext
 from hp_fsdp.unit import UNIT_ATTRIBUTE, Unit, unit_of, units_in
 from hp_platform import _process
 from hp_platform.platform import get_platform
