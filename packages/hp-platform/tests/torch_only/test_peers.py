@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hp_platform.peers import peer_memory
+from hp_platform.peers import may_reach_each_other, peer_memory
 from hp_platform.testing import World, count_collectives, distributed
 
 TORCH = ("torch", "cuda")
@@ -59,6 +59,34 @@ def test_all_ranks_get_it_or_none(
         reaching(patch, world, domains[world.rank], errors[world.rank])
         found = peer_memory(8, torch.float32, world.device, world.group)
     assert (isinstance(found, Made) and found.is_joined) if is_made else found is None
+    counted.assert_counts()
+
+
+@pytest.mark.parametrize(
+    ("domain", "variables", "may"),
+    [
+        ("a", {"LOCAL_WORLD_SIZE": "2"}, True),
+        (None, {"LOCAL_WORLD_SIZE": "2"}, False),
+        ("a", {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, False),
+        ("a", {"LOCAL_WORLD_SIZE": ""}, True),
+        ("a", {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "7", "WORLD_SIZE": "8"}, True),
+    ],
+    ids=["one host", "reaches nobody", "two hosts", "hosts unknown", "a launcher of other ranks"],
+)
+@distributed(2, backends="torch")
+def test_a_rank_knows_by_itself_whether_they_may_reach_each_other(
+    world: World, domain: str | None, variables: dict[str, str], may: bool
+) -> None:
+    assert world.group is not None
+    with pytest.MonkeyPatch.context() as patch, count_collectives() as counted:
+        assert not may_reach_each_other(world.device, world.group)
+        reaching(patch, world, domain)
+        for name, value in variables.items():
+            if value:
+                patch.setenv(name, value)
+            else:
+                patch.delenv(name)
+        assert may_reach_each_other(world.device, world.group) is may
     counted.assert_counts()
 
 

@@ -49,9 +49,9 @@ class WorkerGroup:
         capture: bool = False,
         start_grace: float = DEFAULT_START_GRACE,
     ) -> None:
+        self._ports = reserve_ports()
         self._folder = tempfile.TemporaryDirectory(prefix="hp-launch-")
         self._workers: list[WorkerProcess] = []
-        self._ports = reserve_ports()
         self.is_alive = True
         try:
             common = _common_environment(num_processes, self._ports, env or {})
