@@ -27,7 +27,7 @@ class Group:
     """Of a manager. It does not hold what it has saved: when the graph is freed, that is freed.
 
     [Note: outputs that two groups save] A function's outputs stay when it ends, since somebody holds them: who called it. When the next function
-    saves them, too, as its input, they move with that one, for both: backward wants it first. See :meth:`take_over`.
+    saves them, too, as its input, they move with that one, for both: backward wants it first. See :meth:`give`.
     """
 
     def __init__(
@@ -97,14 +97,11 @@ class Group:
             self.manager.made(storage.full_nbytes)
         return saved
 
-    def take_over(self, key: int) -> SwappedStorage | None:
-        """A memory that only waits here, for a later group that saves it, too. See [Note: outputs that two groups save]."""
-        storage = self._storages.get(key)
-        is_free = storage is not None and storage.state is State.DEVICE and storage.memory is None
-        if not is_free or key in self._stays or (self.link is not None and self.link.after is None):
-            return None
-        del self._storages[key]
-        return storage
+    def give(self, storage: SwappedStorage) -> bool:
+        """Let a later group move it, if it only waits here. See [Note: outputs that two groups save]."""
+        never_leaves = storage.key in self._stays or (self.link is not None and self.link.after is None)
+        waits = storage.state is State.DEVICE and storage.memory is None
+        return waits and not never_leaves and self._storages.pop(storage.key, None) is not None
 
     def _is_of_parameter(self, x: Tensor) -> bool:
         """Also of what a sharded module shows in the place of one: a leaf that has a gradient."""
@@ -133,6 +130,10 @@ class Group:
             place = platform.storage_place(x.__hp_local__() if is_local_wrapper(x) else x)
             if place is not None:
                 self._protected.add(place.key)
+
+    def protected(self) -> list[SwappedStorage]:
+        """What it has saved of that."""
+        return [storage for storage in self._living() if storage.key in self._protected]
 
     @property
     def is_alive(self) -> bool:

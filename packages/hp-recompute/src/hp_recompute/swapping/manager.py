@@ -44,6 +44,8 @@ class SwapManager(NamedGroups):
         self._rooms: dict[str, Room] = {}
         self._order = Order()
         self._live: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self._outputs: weakref.WeakValueDictionary[int, SwappedStorage] = weakref.WeakValueDictionary()
+        """Memories of groups' outputs that the groups have saved, too."""
         self._open: list[Group] = []
         """That are under way, innermost last."""
         self._ended: list[Group] = []
@@ -143,12 +145,9 @@ class SwapManager(NamedGroups):
         return group
 
     def taken_over(self, key: int) -> SwappedStorage | None:
-        """A memory that a group which has ended holds, too; see [Note: outputs that two groups save] in :mod:`hp_recompute.swapping.group`."""
-        for group in list(self._live.values()):
-            found = None if any(each is group for each in self._open) else group.take_over(key)
-            if found is not None:
-                return found
-        return None
+        """The memory of an output of a group; see [Note: outputs that two groups save] in :mod:`hp_recompute.swapping.group`."""
+        storage = self._outputs.pop(key, None)
+        return storage if storage is not None and storage.group.give(storage) else None
 
     def pace(self, group: Group, on_wanted: Callable[[], None]) -> None:
         """Let the caller say when to wait for a group that leaves, and in ``on_wanted()``, when backward comes to it, what is fetched then."""
@@ -163,6 +162,8 @@ class SwapManager(NamedGroups):
         """The function has returned ``outputs``, or (None) failed."""
         self._open = [each for each in self._open if each is not group]
         group.protect(outputs)
+        for storage in group.protected():
+            self._outputs[storage.key] = storage
         for device, room in self._rooms.items():
             room.ended(group.ordinal, self._leaving.late_nbytes(device))
         has_time = (
