@@ -166,8 +166,9 @@ def timeout_scale(variables: Mapping[str, str]) -> float:
 def prepare_worker(backend: Backend) -> None:
     """What a backend wants once per worker process, before its first test."""
     if backend.name == "mindspore":
-        # Errors of asynchronous kernels would surface in a later, innocent test.
-        importlib.import_module("hp_platform.mindspore.blocking").launch_blocking()
+        blocking = importlib.import_module("hp_platform.mindspore.blocking")
+        blocking.launch_blocking()  # errors of asynchronous kernels would surface in a later, innocent test
+        blocking.use_one_thread()  # as OMP_NUM_THREADS=1 does for other frameworks
 
 
 def _names(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
