@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hp_platform.platform import Platform
+from hp_platform.platform import Platform, require
 from hp_platform.protocols.device import Event, Stream
 from hp_platform.protocols.tensor import DType, Tensor
 
@@ -97,11 +97,14 @@ class StreamTransfers:
         for event in after:
             stream.wait_event(event)
         with self._device.use_stream(stream):
-            for target, source in pairs:
-                self._platform.copy_(target, source, non_blocking=True)
+            targets, sources = [target for target, _ in pairs], [source for _, source in pairs]
+            self._platform.foreach_copy_(targets, sources, non_blocking=True)
             return stream.record_event()
 
 
 def transfers_of(platform: Platform, device: str) -> Transfers | None:
-    """None for a device without a memory of its own, or whose copies the host waits for."""
-    return StreamTransfers(platform, device) if platform.supports("streams", device) else None
+    """None for a device without a memory of its own. NotImplementedError for one where nothing is copied into parts of a tensor."""
+    if not platform.supports("streams", device):
+        return None
+    require(platform, "write_into_view", device, what="offload_state=True")
+    return StreamTransfers(platform, device)
