@@ -19,13 +19,17 @@ def override(module: Module, method: str, forward: Forward) -> None:
     """Let ``forward(module, own, args, kwargs)`` run in the place of the module's ``method``.
 
     The class is exchanged for one derived from it: methods are looked up there, so hooks, compilers and copies treat the
-    module as any other, and no function hangs on the instance that would keep it in a cycle.
+    module as any other, and no function hangs on the instance that would keep it in a cycle. A method that hangs there
+    already, as compilers put it, is what runs inside: it would hide the class's.
     """
-    previous = getattr(module, FORWARD_ATTRIBUTE, None)
+    # Of the module itself: one that a compiler has made shows the attributes of the one in it as its own.
+    attributes = vars(module)
+    previous = attributes.get(FORWARD_ATTRIBUTE)
     if previous is not None:
-        setattr(module, FORWARD_ATTRIBUTE, _Around(forward, previous))
+        attributes[FORWARD_ATTRIBUTE] = _Around(forward, previous)
         return
-    setattr(module, FORWARD_ATTRIBUTE, forward)
+    hidden = attributes.pop(method, None)
+    attributes[FORWARD_ATTRIBUTE] = forward if hidden is None else _Around(forward, _Hidden(hidden))
     module.__class__ = _generated(type(module), method)
 
 
@@ -43,6 +47,18 @@ class _Around:
             return self.inner(module, own, args, kwargs)
 
         return self.outer(module, former, args, kwargs)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """A method that stood on the module."""
+
+    method: Callable[..., Any]
+
+    def __call__(
+        self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return self.method(*args, **kwargs)
 
 
 def _generated(original: type, method: str) -> type:

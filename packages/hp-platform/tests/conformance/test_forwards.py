@@ -75,6 +75,16 @@ def test_another_forward_runs_in_the_place_of_a_modules(platform, make):
     assert platform.to_numpy(module(x)).tolist() == [[110.0]]
 
 
+def test_a_forward_that_stands_on_the_module_itself_runs_inside_of_another_one(platform, make):
+    module = build(platform, make)
+    method = "forward" if hasattr(module, "forward") else "construct"
+    own = getattr(module, method)
+    object.__setattr__(module, method, lambda x: own(x) + 1.0)
+    platform.override_forward(module, Scaled(2.0))
+    platform.override_forward(module, Scaled(3.0))
+    assert platform.to_numpy(module(make([[3.0, 4.0]], "float32"))).tolist() == [[72.0]]
+
+
 def test_hooks_stay_around_another_forward(platform, make):
     module, seen = build(platform, make), []
     platform.override_forward(module, Scaled(2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import threading
@@ -293,7 +294,12 @@ def test_function_transforms_are_refused_around_and_inside(transform: Any) -> No
 
 
 # Where there is a GPU, a reset of dynamo imports inductor, which writes scripts of its own.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+imports_inductor = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
+
+
+@imports_inductor
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=["plain", "to the end", "selective"])
 def test_compiled_functions_may_be_checkpointed_and_checkpointed_ones_compiled(
     options: dict[str, Any],
@@ -312,6 +318,39 @@ def test_compiled_functions_may_be_checkpointed_and_checkpointed_ones_compiled(
     checkpoint_wrapper(model, **{name: value for name, value in options.items() if name == "early_stop"})
     x = torch.ones(3, 4)
     torch.compile(model, backend="aot_eager")(x).sum().backward()
+    plain(x).sum().backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@imports_inductor
+def test_a_compiled_module_runs_twice_when_it_is_checkpointed() -> None:
+    torch._dynamo.reset()
+    runs = []
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            runs.append(len(args))
+            return graph.forward(*args)
+
+        return run
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(F.gelu(self.up(x)))
+
+    plain = Block()
+    model = copy.deepcopy(plain)
+    wrapped = checkpoint_wrapper(torch.compile(model, backend=backend))
+    x = torch.ones(3, 4)
+    y = wrapped(x)
+    assert len(runs) == 1
+    y.sum().backward()
+    assert len(runs) == 2
     plain(x).sum().backward()
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
