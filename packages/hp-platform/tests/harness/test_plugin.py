@@ -43,6 +43,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setenv("HP_TEST_BACKENDS", "torch,mindspore")
     monkeypatch.delenv("HP_REQUIRE_BACKENDS", raising=False)
     monkeypatch.delenv("HP_TEST_TIMEOUT_SCALE", raising=False)
+    monkeypatch.delenv("HP_TEST_DEVICES", raising=False)  # of the run that this test is in
     pytester.makeini(
         "[pytest]\naddopts = -p hp_platform.testing.plugin --import-mode=importlib -p no:cacheprovider\nfilterwarnings = error\n"
     )
@@ -453,6 +454,7 @@ def test_a_test_of_other_backends_than_the_runs_is_skipped_with_its_reason(run) 
             "HP_REQUIRE_BACKENDS requires mindspore, which cannot run here: it is not installed",
         ),
         ({"HP_TEST_TIMEOUT_SCALE": "slow"}, "HP_TEST_TIMEOUT_SCALE='slow': give a positive number*"),
+        ({"HP_TEST_DEVICES": "npu=many"}, "HP_TEST_DEVICES='npu=many': the plugin sets it, such as npu=8*"),
     ],
 )
 def test_wrong_variables_end_the_run_at_once(run, monkeypatch, variables, message) -> None:
@@ -478,6 +480,22 @@ def test_a_required_backend_with_too_few_devices_fails_where_it_would_skip(run, 
     failed.stdout.fnmatch_lines(
         ["HP_REQUIRE_BACKENDS requires cuda, but 4 ranks need 4 devices, and there are 2"]
     )
+
+
+def test_devices_are_counted_once_for_all_processes_of_a_run(run, monkeypatch) -> None:
+    monkeypatch.setattr(backends, "_missing", lambda b: None)
+    monkeypatch.setenv("HP_TEST_BACKENDS", "cuda,npu")
+    counted = []
+    monkeypatch.setattr(backends, "_count_devices", lambda b: (counted.append(b.name), (2, None))[1])
+    text = "import os\ndef test_x(): assert os.environ['HP_TEST_DEVICES'] == 'cuda=2,npu=2'\n"
+    run(text).assert_outcomes(passed=1)
+    assert counted == ["cuda", "npu"]
+    assert "HP_TEST_DEVICES" not in os.environ
+    monkeypatch.setenv("HP_TEST_DEVICES", "npu=3")
+    result = run("def test_x(): pass\n")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["backends: cuda (2 devices, nccl), npu (3 *devices, hccl)"])
+    assert counted == ["cuda", "npu", "cuda"]
 
 
 def test_world_without_the_decorator_is_refused(run) -> None:

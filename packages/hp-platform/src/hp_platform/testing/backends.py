@@ -19,6 +19,9 @@ from hp_platform.platform import ENVIRONMENT_VARIABLE, get_platform
 SELECT_VARIABLE = "HP_TEST_BACKENDS"
 REQUIRE_VARIABLE = "HP_REQUIRE_BACKENDS"
 SCALE_VARIABLE = "HP_TEST_TIMEOUT_SCALE"
+COUNT_VARIABLE = "HP_TEST_DEVICES"
+"""How many devices have been counted, such as ``npu=8``: the plugin says so to the processes that it starts. Each would start
+one more process to count them again."""
 PROBE_SECONDS = 60.0
 
 
@@ -135,10 +138,13 @@ def select(variables: Mapping[str, str]) -> Selection:
             f"leaves it out: name it there too, or do not require it"
         )
     running, absent, devices = [], {}, {}
+    counted = _counted(variables)
     for name in named or BACKENDS:
         backend = BACKENDS[name]
         reason = _missing(backend)
-        if reason is None and backend.device_file:
+        if reason is None and name in counted:
+            devices[name] = counted[name]
+        elif reason is None and backend.device_file:
             devices[name], reason = _count_devices(backend)
         if reason is None:
             running.append(name)
@@ -149,6 +155,11 @@ def select(variables: Mapping[str, str]) -> Selection:
         if name in absent:
             raise ValueError(f"{REQUIRE_VARIABLE} requires {name}, which cannot run here: {absent[name]}")
     return Selection(tuple(running), absent, frozenset(named), frozenset(required), devices)
+
+
+def told(devices: Mapping[str, int]) -> str:
+    """The value of ``HP_TEST_DEVICES`` that tells other processes what :func:`select` has counted here."""
+    return ",".join(f"{name}={count}" for name, count in devices.items())
 
 
 def timeout_scale(variables: Mapping[str, str]) -> float:
@@ -181,6 +192,17 @@ def _names(variables: Mapping[str, str], variable: str) -> tuple[str, ...]:
             f"{variable}: unknown backend {', '.join(map(repr, unknown))}; known ones are {', '.join(BACKENDS)}"
         )
     return names
+
+
+def _counted(variables: Mapping[str, str]) -> dict[str, int]:
+    parts = [part.partition("=") for part in variables.get(COUNT_VARIABLE, "").split(",") if part.strip()]
+    if not all(
+        name.strip() in BACKENDS and count.strip().isdecimal() and int(count) for name, _, count in parts
+    ):
+        raise ValueError(
+            f"{COUNT_VARIABLE}={variables[COUNT_VARIABLE]!r}: the plugin sets it, such as npu=8; unset it to count again"
+        )
+    return {name.strip(): int(count) for name, _, count in parts}
 
 
 def _missing(backend: Backend) -> str | None:

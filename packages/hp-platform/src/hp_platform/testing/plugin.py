@@ -13,7 +13,14 @@ import pytest
 
 from hp_platform.launch._transport import dumps
 from hp_platform.testing._remote import Outcome, TestCall
-from hp_platform.testing.backends import REQUIRE_VARIABLE, Selection, select, timeout_scale
+from hp_platform.testing.backends import (
+    COUNT_VARIABLE,
+    REQUIRE_VARIABLE,
+    Selection,
+    select,
+    timeout_scale,
+    told,
+)
 from hp_platform.testing.decorator import Case, Distributed, cases, tag_of
 from hp_platform.testing.pool import Pool, PoolCache, TestFailedError
 from hp_platform.testing.strictness import Filters
@@ -29,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_POOLS] = PoolCache(scale=timeout_scale(os.environ))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+    environment = pytest.MonkeyPatch()
+    environment.setenv(COUNT_VARIABLE, told(config.stash[_SELECTION].devices))
+    config.add_cleanup(environment.undo)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
