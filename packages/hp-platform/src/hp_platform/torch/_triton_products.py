@@ -1,13 +1,20 @@
 """Products of batches of 16-bit matrices on Hopper GPUs, by Triton: those whose result is symmetric at half the operations, and sums
 without the copy of what is added. Imported where Triton is installed and used first. For bits see [Note: tiles and bits].
 
-Five matrices of 8192 x 2048 on NVIDIA H200: ``x^T x`` in 0.25 ms (library 0.42), the square and
-what is added 0.09 (0.16), the product and what is added 0.50 (0.61).
+Five matrices of 8192 x 2048 on NVIDIA H200: ``x^T x`` in 0.27 ms (library 0.42), the square and what is added 0.09 (0.16), the product
+and what is added 0.50 (0.61).
+
+[Note: launches] A launch costs the host more than a small product takes the GPU: descriptions of where operands lie are made in
+Python, one call of the driver each. They depend on addresses and shapes alone, and the allocator gives a loop the same memory in
+every turn. So what a launch passes to the driver is kept by these, and passed again.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -15,31 +22,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hp_platform.torch._triton_product_kernel import product_kernel
 
-
-class Tiling(NamedTuple):
-    """How a product is divided into programs."""
-
-    rows: int
-    cols: int
-    depth: int
-    """Of the factors, that are read at a time."""
-    parts: int
-    """In which a tile is stored: a part at a time takes room in shared memory."""
-    warps: int
-    stages: int
-    """Of the pipeline of reads."""
-    programs: int | None = None
-    """As many as this do one tile after the other; None: one for each tile."""
-
-
-_WIDE = Tiling(128, 256, 64, 2, 8, 3)
-_SQUARE = Tiling(128, 128, 64, 1, 4, 3)
-_OF_SQUARES = 1.2  # their time for as many operations, relative to that of the wide ones
-_GROUP = 8  # rows of tiles that are gone through together, so that what they share is read from the cache
+_SIDE, _DEPTH, _GROUP = 128, 64, 8
+_OPTIONS = {"num_warps": 4, "num_stages": 3}
 _MULTIPLE = 8  # of elements, 16 bytes: where rows begin that the accelerator reads
 _MOST = 2**31 - 1
+_MOST_KEPT = 4096
 _NARROW = frozenset({torch.bfloat16, torch.float16})
-_HOPPER = 90  # where the tilings are measured
+_HOPPER = 90  # where the tiles are measured
 
 
 class _Lying(NamedTuple):
@@ -59,136 +48,136 @@ class _Lying(NamedTuple):
     def cols(self) -> int:
         return self.shape[1 if self.is_turned else 2]
 
-    def transposed(self) -> _Lying:
-        return self._replace(is_turned=not self.is_turned)
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What a launch depends on."""
+        return self.tensor.data_ptr(), self.shape, self.strides, self.is_turned
 
     def tiled(self, rows: int, cols: int) -> TensorDescriptor:
-        """Read and written in tiles; of these numbers of rows and columns of the matrices that are meant."""
-        found: TensorDescriptor = TensorDescriptor.__new__(
-            TensorDescriptor
-        )  # its checks take longer than a launch
+        """Read and written in tiles of these numbers of rows and columns of the matrices that are meant."""
+        # Without its checks, which take longer than a launch.
+        found: TensorDescriptor = TensorDescriptor.__new__(TensorDescriptor)
         found.base, found.shape, found.strides = self.tensor, list(self.shape), list(self.strides)
         found.block_shape, found.padding = [1, cols, rows] if self.is_turned else [1, rows, cols], "zero"
         return found
 
 
+_Operands: TypeAlias = tuple[_Lying, _Lying | None, _Lying | None, _Lying]
+"""Two factors (of one: itself, transposed), what is added, and the result."""
+
+
 class TritonProducts:
-    """Launches by what a compiled kernel depends on: looking for it again costs the host more than the launch."""
+    """See [Note: launches]."""
 
     def __init__(self) -> None:
+        self._is_for: dict[torch.device, bool] = {}
         self._compiled: dict[Any, Any] = {}
-        self._processors: dict[int, int] = {}
-        """Of each device that the kernels are for; 0 for others."""
+        self._kept: dict[Any, Callable[[int], None]] = {}
 
-    def gram(self, x: torch.Tensor, tiling: Tiling | None = None) -> torch.Tensor | None:
+    def gram(self, x: torch.Tensor) -> torch.Tensor | None:
         """``x x^T`` of ``x (b, m, n)``; None for what the kernel does not know."""
         lying = _lying(x)
-        if lying is None or lying.rows % _MULTIPLE or not self._processors_of(x.device):
+        if lying is None or lying.rows % _MULTIPLE or not self._knows(x.device):
             return None
-        return self._product(lying, lying.transposed(), None, 1.0, 0.0, tiling, is_symmetric=True)
+        return self._product(lying, None, None, 1.0, 0.0)
 
-    def square_add(
-        self, x: torch.Tensor, alpha: float, beta: float, tiling: Tiling | None = None
-    ) -> torch.Tensor | None:
+    def square_add(self, x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor | None:
         """``alpha x x + beta x`` of symmetric matrices; None for what the kernel does not know."""
         lying = _lying(x)
-        if lying is None or lying.is_turned or not self._processors_of(x.device):
+        if lying is None or lying.is_turned or not self._knows(x.device):
             return None
-        return self._product(lying, lying.transposed(), lying, alpha, beta, tiling, is_symmetric=True)
+        return self._product(lying, None, lying, alpha, beta)
 
     def matmul_add(
-        self,
-        addend: torch.Tensor,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        alpha: float,
-        beta: float,
-        tiling: Tiling | None = None,
+        self, addend: torch.Tensor, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor | None:
         """``alpha x y + beta addend``; None for what the kernel does not know."""
         left, right, added = _lying(x), _lying(y), _lying(addend)
         if left is None or right is None or added is None or added.is_turned:
             return None
-        if not x.dtype == y.dtype == addend.dtype or not self._processors_of(x.device):
+        if not x.dtype == y.dtype == addend.dtype or not self._knows(x.device):
             return None
-        return self._product(left, right, added, alpha, beta, tiling, is_symmetric=False)
+        return self._product(left, right, added, alpha, beta)
 
-    def _processors_of(self, device: torch.device) -> int:
-        found = self._processors.get(device.index)
+    def _knows(self, device: torch.device) -> bool:
+        found = self._is_for.get(device)
         if found is None:
             with torch.accelerator.device_index(device.index):
                 target = triton.runtime.driver.active.get_current_target()
-            properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-            is_known = target.backend == "cuda" and target.arch == _HOPPER
-            found = self._processors[device.index] = properties["multiprocessor_count"] if is_known else 0
+            found = self._is_for[device] = target.backend == "cuda" and target.arch == _HOPPER
         return found
 
     def _product(
-        self,
-        x: _Lying,
-        y: _Lying,
-        addend: _Lying | None,
-        alpha: float,
-        beta: float,
-        tiling: Tiling | None,
-        *,
-        is_symmetric: bool,
+        self, x: _Lying, y: _Lying | None, addend: _Lying | None, alpha: float, beta: float
     ) -> torch.Tensor:
-        count, rows, cols, device = x.shape[0], x.rows, y.cols, x.tensor.device
-        result = torch.empty((count, rows, cols), dtype=x.tensor.dtype, device=device)
-        out = _Lying(result, (count, rows, cols), (rows * cols, cols, 1), False)
-        tiling = tiling or _tiling(count, rows, cols, self._processors_of(device), is_symmetric)
-        tiles = num_tiles(count, rows, cols, tiling, is_symmetric)
-        part = tiling.cols // tiling.parts
-        arguments = (
-            x.tiled(tiling.rows, tiling.depth),
-            y.tiled(tiling.depth, tiling.cols),
-            (addend or out).tiled(tiling.rows, part),
-            out.tiled(tiling.rows, part),
-            out.tiled(part, tiling.rows),
-            *(count, rows, cols, x.cols, tiles, float(alpha), float(beta)),
-            *(*tiling[:4], _GROUP, is_symmetric, x.is_turned, y.is_turned, addend is not None),
-            tiling.programs is not None,
-        )
-        grid = (tiles if tiling.programs is None else min(tiles, tiling.programs), 1, 1)
-        key = (device.index, result.dtype, tiling, *arguments[-5:])
+        """Without ``y`` of ``x`` and itself, transposed: a symmetric result."""
+        count, rows, cols = x.shape[0], x.rows, x.rows if y is None else y.cols
+        result = x.tensor.new_empty((count, rows, cols))
+        operands = (x, y, addend, _Lying(result, (count, rows, cols), (rows * cols, cols, 1), False))
+        device = result.device
+        key = (device, result.dtype, alpha, beta, *(each and each.place for each in operands))
         if device.index is None or device.index == torch.accelerator.current_device_index():
-            self._launch(key, grid, arguments, tiling)
+            self._launch(key, operands, alpha, beta)
         else:
             with torch.accelerator.device_index(device.index):
-                self._launch(key, grid, arguments, tiling)
+                self._launch(key, operands, alpha, beta)
         return result
 
-    def _launch(self, key: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], tiling: Tiling) -> None:
-        found = self._compiled.get(key)
-        if found is None:
-            self._compiled[key] = product_kernel[grid](
-                *arguments, num_warps=tiling.warps, num_stages=tiling.stages
+    def _launch(self, key: Any, operands: _Operands, alpha: float, beta: float) -> None:
+        x, y, addend, out = operands
+        again = self._kept.get(key)
+        if again is None:
+            arguments = (
+                x.tiled(_SIDE, _DEPTH),
+                y and y.tiled(_DEPTH, _SIDE),
+                addend and addend.tiled(_SIDE, _SIDE),
+                out.tiled(_SIDE, _SIDE),
+                *(out.rows, out.cols, x.cols, float(alpha), float(beta)),
+                *(_SIDE, _DEPTH, _GROUP, y is None, x.is_turned, y is not None and y.is_turned),
+                addend is not None,
             )
-        else:
-            found[grid](*arguments)
+            grid = (num_tiles(out.shape[0], out.rows, out.cols, is_symmetric=y is None), 1, 1)
+            kind = (out.tensor.device, out.tensor.dtype, *arguments[-4:])
+            compiled = self._compiled.get(kind)
+            if compiled is None:
+                self._compiled[kind] = product_kernel[grid](*arguments, **_OPTIONS)
+                return
+            again = _prepared(compiled, grid, arguments)
+            if again is None:
+                compiled[grid](*arguments)
+                return
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = again
+        again(triton.runtime.driver.active.get_current_stream(out.tensor.device.index))
 
 
-def num_tiles(count: int, rows: int, cols: int, tiling: Tiling, is_symmetric: bool) -> int:
-    """Of all matrices."""
-    if is_symmetric:
-        side = max(tiling.rows, tiling.cols)
-        blocks = -(-rows // side)
-        return count * (blocks * (blocks + 1) // 2) * (side // tiling.rows) * (side // tiling.cols)
-    return count * -(-rows // tiling.rows) * -(-cols // tiling.cols)
+def _prepared(
+    compiled: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...]
+) -> Callable[[int], None] | None:
+    """A launch on a stream with everything worked out; None in versions of Triton whose launcher has not been looked at.
 
-
-def _tiling(count: int, rows: int, cols: int, processors: int, is_symmetric: bool) -> Tiling:
-    """The one whose last round leaves the fewest processors idle; measured on H200.
-
-    Programs that do one tile after the other keep their processors until the end, so that of a long product, which runs beside
-    collectives, they would come to an end late.
+    In 3.6 a launcher is a function in C behind one in Python, which describes operands anew at every launch.
     """
-    if not is_symmetric:
-        return _SQUARE
-    wide = 2 * -(-num_tiles(count, rows, cols, _WIDE, is_symmetric) // processors)
-    square = _OF_SQUARES * -(-num_tiles(count, rows, cols, _SQUARE, is_symmetric) // processors)
-    return _SQUARE if square < wide else _WIDE._replace(programs=processors)
+    if not triton.__version__.startswith("3.6."):
+        return None
+    described = importlib.import_module("triton.backends.nvidia.driver").make_tensordesc_arg
+    launcher = compiled.run
+    behind = inspect.getclosurevars(launcher.launch).nonlocals
+    in_c, places, about = behind["launcher"], behind["tensordesc_indices"], iter(behind["tensordesc_meta"])
+    operands: list[Any] = []
+    for place, argument in enumerate(arguments):
+        operands.extend(described(argument, next(about)) if place in places else [argument])
+    options = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+    scratch, hooks = (None, None), (None, None, None)  # the kernel needs none
+    rest = (compiled.function, *options, *scratch, compiled.packed_metadata, *hooks, *operands)
+    return lambda stream: in_c(*grid, stream, *rest)
+
+
+def num_tiles(count: int, rows: int, cols: int, *, is_symmetric: bool) -> int:
+    """Of all matrices."""
+    down = -(-rows // _SIDE)
+    return count * (down * (down + 1) // 2 if is_symmetric else down * -(-cols // _SIDE))
 
 
 def _lying(x: torch.Tensor) -> _Lying | None:
