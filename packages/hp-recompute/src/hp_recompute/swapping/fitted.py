@@ -1,8 +1,8 @@
 """Layers that are measured in a step, and from then on keep, swap or compute again as :mod:`hp_recompute.swapping.budget` chooses.
 
-[Note: what is measured] Of two steps in which all layers swap, so that the memory of a device is not what ends them, the second one tells how
-long each takes forward, and the sizes of the memories that leave. In a third one all are computed again: what then leaves are
-their arguments.
+[Note: what is measured] Of two steps in which all layers swap, so that the memory of a device is not what ends them, the second one tells the
+sizes of the memories that leave. In a third one all are computed again: what then leaves are their arguments, and the time that a
+layer takes forward is its own, while one that swaps waits for copies.
 
 [Note: a layer's place] As of other wrappers, a layer stays the object that it is, and how it runs stands on it: another budget replaces that, and a
 step that fails takes it away.
@@ -185,7 +185,7 @@ def _cost(name: str, swapping: Sequence[_Call], again: Sequence[_Call]) -> Layer
     return LayerCost(
         name,
         sum(pieces),
-        max(call.forward_ms for call in swapping),
+        min(call.forward_ms for call in again),
         min(max(sum(call.group.movable) for call in again), sum(pieces)),
         pieces,
     )
