@@ -174,8 +174,8 @@ class TritonUpdates:
         ends = list(accumulate(-(-length // _BLOCK) for length in lengths))
         padding = 4 - len(entries)  # with entries that get no block
         padded = [*entries, *entries[-1:] * padding]
+        operands = [tensors[place] for place in range(len(dtypes)) for tensors in padded]
         arguments = (
-            *(tensors[place] for place in range(len(dtypes)) for tensors in padded),
             *lengths,
             *lengths[-1:] * padding,
             *ends[:3],
@@ -186,9 +186,10 @@ class TritonUpdates:
         grid = (ends[-1], 1, 1)
         found = self._compiled.get(key)
         if found is None:
-            self._compiled[key] = kernel[grid](*arguments, *constants, _BLOCK, **_OPTIONS)
+            self._compiled[key] = kernel[grid](*operands, *arguments, *constants, _BLOCK, **_OPTIONS)
         else:
-            found[grid](*arguments, *constants, _BLOCK)
+            # Of a tensor the launcher asks the driver whether its memory can be reached.
+            found[grid](*[x.data_ptr() for x in operands], *arguments, *constants, _BLOCK)
 
     def _launch(
         self,
@@ -216,7 +217,7 @@ class TritonUpdates:
         if found is None:
             self._compiled[key] = kernel[grid](*tensors, length, *numbers, *constants, _BLOCK, **_OPTIONS)
         else:
-            found[grid](*tensors, length, *numbers, *constants, _BLOCK)
+            found[grid](*[x.data_ptr() for x in tensors], length, *numbers, *constants, _BLOCK)
 
 
 def _fits(*tensors: torch.Tensor) -> bool:
