@@ -158,4 +158,7 @@ class Streamed:
     def _flat(self, x: Tensor, number: int) -> Tensor:
         """In a row if the tensor that is updated lies so; one beside it is copied if need be."""
         platform = self._platform
-        return platform.reshape(platform.contiguous(x), (-1,)) if self._is_cut[number] else x
+        # What is updated must not become a copy, as MindSpore's contiguous() makes of a part of a row.
+        if not self._is_cut[number] or (len(self._shapes[number]) == 1 and platform.is_contiguous(x)):
+            return x
+        return platform.reshape(x if platform.is_contiguous(x) else platform.contiguous(x), (-1,))
