@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hp_optim.muon.owners import Task, assign
+from hp_optim.muon.ranges import Ranges, ranges_of
 from hp_optim.muon.routes import Cut, Route, route_of
 from hp_platform import ProcessGroup
 from hp_platform.protocols.tensor import DType
@@ -71,6 +72,11 @@ class Batch:
     def packed_cuts(self) -> tuple[Cut, ...]:
         """What this rank sends of its local tensors, and behind it what it keeps."""
         return (*self.route.sent, *(cut for cut, _ in self.route.kept))
+
+    @cached_property
+    def ranges(self) -> Ranges | None:
+        """See [Note: pieces by one split]."""
+        return ranges_of(self.tasks, [stack.tasks for stack in self.stacks], self.route)
 
     @cached_property
     def whole(self) -> tuple[int, ...]:

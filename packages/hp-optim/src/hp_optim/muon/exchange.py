@@ -13,6 +13,7 @@ from typing import Any
 
 from hp_optim.muon.batches import Batch
 from hp_optim.muon.pieces import cut_row, in_a_row, joined, part_of
+from hp_optim.muon.ranges import Ranges, Spot
 from hp_optim.muon.routes import Place
 from hp_platform import ProcessGroup, collectives
 from hp_platform.platform import Platform
@@ -34,14 +35,24 @@ class Coming:
 
     def wait(self) -> list[Tensor]:
         """Every stack, whole."""
-        platform, route = self._platform, self._batch.route
-        pieces: list[tuple[Place, Tensor]] = []
+        platform, batch, route = self._platform, self._batch, self._batch.route
+        ranges = ranges_in(platform, batch)
+        if ranges is not None:
+            spots, pieces = ranges.kept, cut_ranges(platform, self._kept, ranges, ranges.kept)
+            if self._work is not None:
+                spots = (*spots, *ranges.arriving)
+                pieces.extend(cut_ranges(platform, self._work.wait(), ranges, ranges.arriving))
+            stacks = empty_stacks(platform, batch)
+            targets = split_stacks(platform, stacks, ranges)
+            platform.foreach_copy_([targets[stack][number] for stack, number in spots], pieces)
+            return stacks
+        found: list[tuple[Place, Tensor]] = []
         if self._work is not None:
             arrived = cut_row(platform, self._work.wait(), [place.box.size for place in route.arriving])
-            pieces.extend(zip(route.arriving, arrived, strict=True))
+            found.extend(zip(route.arriving, arrived, strict=True))
         places = [place for _, place in route.kept]
         kept = cut_row(platform, self._kept, [place.box.size for place in places])
-        return stacked(platform, self._batch, [*pieces, *zip(places, kept, strict=True)])
+        return stacked(platform, batch, [*found, *zip(places, kept, strict=True)])
 
 
 class GoingBack:
@@ -50,16 +61,25 @@ class GoingBack:
     def __init__(self, platform: Platform, batch: Batch, results: Sequence[Tensor]) -> None:
         """Starts the exchange. ``results``: one tensor per stack."""
         self._platform, self._batch = platform, batch
-        route = batch.route
-        found = matrices(platform, batch, results)
-        # Contiguous as what arrives at other replicas: the same operations on them give the same bits.
-        self._kept = [
-            platform.contiguous(part_of(platform, found[place.task], place.box)) for _, place in route.kept
-        ]
+        route, lane, ranges = batch.route, batch.lane, ranges_in(platform, batch)
+        places = [place for _, place in route.kept]
+        if ranges is not None:
+            parts = split_stacks(platform, results, ranges)
+            self._kept = [
+                platform.reshape(parts[stack][number], place.box.size)
+                for (stack, number), place in zip(ranges.kept, places, strict=True)
+            ]
+            returned = [parts[stack][number] for stack, number in ranges.returned]
+        else:
+            found = matrices(platform, batch, results)
+            # Contiguous as what arrives at other replicas: the same operations on them give the same bits.
+            self._kept = [
+                platform.contiguous(part_of(platform, found[place.task], place.box)) for place in places
+            ]
+            returned = [part_of(platform, found[place.task], place.box) for place in route.returned]
         self._work = self._row = None
         if batch.group is not None:
-            parts = [part_of(platform, found[place.task], place.box) for place in route.returned]
-            self._row = in_a_row(platform, parts, batch.lane.computed, batch.lane.device)
+            self._row = in_a_row(platform, returned, lane.computed, lane.device)
             self._work = exchange(self._row, batch.group, route.to_holders, route.from_owners)
 
     def wait(self) -> list[Tensor]:
@@ -79,14 +99,35 @@ def exchange(row: Tensor, group: ProcessGroup, to: Sequence[int], come: Sequence
     return collectives.all_to_all(row, group, in_sizes=to, out_sizes=come, async_op=True)
 
 
+def ranges_in(platform: Platform, batch: Batch) -> Ranges | None:
+    """The ranges that the pieces are, where ranges of a tensor can be written."""
+    return batch.ranges if platform.supports("write_into_view", batch.lane.device) else None
+
+
+def cut_ranges(platform: Platform, row: Tensor, ranges: Ranges, spots: Sequence[Spot]) -> list[Tensor]:
+    """The pieces of a row, flat."""
+    return platform.split(row, [ranges.sizes[stack][number] for stack, number in spots]) if spots else []
+
+
+def split_stacks(platform: Platform, stacks: Sequence[Tensor], ranges: Ranges) -> list[list[Tensor]]:
+    """By stack all pieces, flat."""
+    flat = [platform.reshape(x, (-1,)) for x in stacks]
+    return [platform.split(x, sizes) for x, sizes in zip(flat, ranges.sizes, strict=True)]
+
+
+def empty_stacks(platform: Platform, batch: Batch) -> list[Tensor]:
+    """Memory for the own matrices."""
+    lane = batch.lane
+    return [
+        platform.empty((len(stack.tasks), stack.rows, stack.columns), lane.sent, lane.device)
+        for stack in batch.stacks
+    ]
+
+
 def stacked(platform: Platform, batch: Batch, pieces: Sequence[tuple[Place, Tensor]]) -> list[Tensor]:
     """The stacks that the pieces of own matrices make up."""
-    lane = batch.lane
-    if platform.supports("write_into_view", lane.device):
-        stacks = [
-            platform.empty((len(stack.tasks), stack.rows, stack.columns), lane.sent, lane.device)
-            for stack in batch.stacks
-        ]
+    if platform.supports("write_into_view", batch.lane.device):
+        stacks = empty_stacks(platform, batch)
         targets = matrices(platform, batch, stacks)
         platform.foreach_copy_(
             [part_of(platform, targets[place.task], place.box) for place, _ in pieces], [x for _, x in pieces]
