@@ -4,7 +4,7 @@ Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (wher
 (what one is, sharded and whole), :mod:`faces` (what stands in their places), :mod:`whole`, :mod:`extension`, :mod:`lines` and
 :mod:`reduce` (what travels; of DTensors that stay as they are :mod:`summands` and :mod:`summation`), :mod:`streams` (where),
 :mod:`unit_parameters` and :mod:`unit` (the states; :mod:`unit_names` calls them), :mod:`runtime`, :mod:`roots`, :mod:`backward_end`,
-:mod:`order`, :mod:`hooks`, :mod:`nodes` and :mod:`parts` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state`,
+:mod:`order`, :mod:`hooks`, :mod:`inputs`, :mod:`nodes` and :mod:`parts` (when), :mod:`module`, :mod:`state`, :mod:`optimizer_state`,
 :mod:`whole_parameters` and :mod:`memory` (what one can ask of a sharded module).
 Importing this package imports no framework.
 """

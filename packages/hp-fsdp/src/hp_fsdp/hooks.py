@@ -7,7 +7,8 @@ from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
-from hp_fsdp.nodes import inputs_node, output_node
+from hp_fsdp.inputs import Inputs, cast_floating
+from hp_fsdp.nodes import output_node
 from hp_fsdp.roots import context_of, reshards_after_forward
 from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.unit import Unit, units_in
@@ -43,10 +44,8 @@ class UnitHooks:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.platform = unit.platform
-        self._identity = inputs_node(unit.platform, unit)
+        self._inputs = Inputs(unit)
         self._end = output_node(unit.platform, unit.places.device)
-        self._input: Any = None
-        """What the running call was given that asks for a gradient, behind the identity node; the first of them."""
         self._in_methods: list[Any] = []
         """Modules of which a registered method runs, innermost last."""
         self._has_nested = False
@@ -68,14 +67,15 @@ class UnitHooks:
         unit, platform = self.unit, self.platform
         context = context_of(unit)
         self.check_values()
-        if unit.options.precision.input_dtype is not None:
-            args, kwargs = self._cast((args, kwargs), unit.options.precision.input_dtype)
+        dtype = unit.options.precision.input_dtype
+        if dtype is not None:
+            args, kwargs = self._inputs.cast(args, kwargs, dtype)
         if context.in_backward:
             context.forget_dead_backward()
         if context.in_backward:  # [Note: recompute]
             unit.show()
             uses = unit.unrecorded_uses(context.pass_number)
-            return (args, kwargs) if uses is None else self._notice_inputs((args, kwargs), uses)
+            return (args, kwargs) if uses is None else self._inputs.notice(args, kwargs, uses)
         if id(module) in unit.entered and self._is_running(module):
             self._has_nested = True
             return args, kwargs
@@ -94,7 +94,7 @@ class UnitHooks:
             if unit.uses is None or unit.uses.pass_number != context.pass_number:
                 unit.uses = Uses(context.pass_number, versions=unit.shard_versions())
             uses = unit.uses
-            args, kwargs = self._notice_inputs((args, kwargs), uses)
+            args, kwargs = self._inputs.notice(args, kwargs, uses)
         else:
             if unit.unrecorded is None or unit.unrecorded.pass_number != context.pass_number:
                 unit.unrecorded = Uses(context.pass_number)
@@ -108,7 +108,7 @@ class UnitHooks:
         unit, platform = self.unit, self.platform
         context = context_of(unit)
         if unit.options.precision.output_dtype is not None:
-            output = self._cast(output, unit.options.precision.output_dtype)
+            output = cast_floating(platform, output, unit.options.precision.output_dtype)
         if context.in_backward:  # [Note: recompute]
             uses = unit.unrecorded_uses(context.pass_number)
             if uses is not None:
@@ -137,7 +137,7 @@ class UnitHooks:
             if not unit.is_noticed:
                 # No output can tell of backward (an object of an unknown class): what it needs must stay where it is.
                 unit.hidden_in_pass = context.pass_number
-        self._input = None
+        self._inputs.first = None
         if is_last:
             unit.hide()
             needs_whole = context.pass_number in (unit.hidden_in_pass, unit.used_outside_in_pass)
@@ -167,7 +167,7 @@ class UnitHooks:
             unit.entered[id(module)] = None
         if not any(self._is_running(other) for other in unit.modules):
             self._has_nested = False
-            self._input = None
+            self._inputs.first = None
             context.give_up(unit, last_pass)
 
     def _is_over(self) -> bool:
@@ -229,7 +229,7 @@ class UnitHooks:
 
     def _attached(self, output: Any) -> Any:
         """See [Note: outputs of skipped units]."""
-        platform, before = self.platform, self._input
+        platform, before = self.platform, self._inputs.first
         if before is None:
             before = platform.set_requires_grad_(platform.zeros((), device=self.unit.places.device), True)
 
@@ -242,36 +242,6 @@ class UnitHooks:
     def _is_running(self, module: Any) -> bool:
         """See [Note: calls within calls]."""
         return any(module is each for each in self._in_methods) or is_in_forward(module)
-
-    def _cast(self, value: Any, dtype: Any) -> Any:
-        platform = self.platform
-
-        def cast(x: Any) -> Any:
-            given = x.dtype
-            return x if given == dtype or not platform.is_floating(given) else platform.cast(x, dtype)
-
-        return map_tensors(platform.is_tensor, cast, value)
-
-    def _notice_inputs(self, value: Any, uses: Uses) -> Any:
-        platform = self.platform
-        inputs = [x for x in tensors_in(platform.is_tensor, value) if platform.requires_grad(x)]
-        if not inputs:
-            self._input = None
-            return value
-        uses.takes_gradients = True
-        # The graph is that of local tensors.
-        outputs = self._identity.apply(uses, *(x.to_local() if isinstance(x, DTensor) else x for x in inputs))
-        self._input = outputs[0]
-        rest = iter(outputs)
-
-        def pass_on(x: Any) -> Any:
-            if not platform.requires_grad(x):
-                return x
-            if not isinstance(x, DTensor):
-                return next(rest)
-            return DTensor.from_local(next(rest), x.device_mesh, x.placements, shape=tuple(x.shape))
-
-        return map_tensors(platform.is_tensor, pass_on, value)
 
     def _notice_outputs(self, output: Any, uses: Uses) -> bool:
         platform, unit, noticed = self.platform, self.unit, False

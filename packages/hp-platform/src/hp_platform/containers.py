@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Classes of what is no container."""
 
 
 def map_tensors(is_tensor: Callable[[Any], bool], function: Callable[[Any], Any], value: Any) -> Any:
@@ -18,12 +19,12 @@ def map_tensors(is_tensor: Callable[[Any], bool], function: Callable[[Any], Any]
     """
     if is_tensor(value):
         return function(value)
-    if type(value) in _ATOMS:  # asked at every call of every unit: what is no container is told at once
+    if type(value) in ATOMS:  # asked at every call of every unit: what is no container is told at once
         return value
 
     def inside(part: Any) -> Any:
         # As above: members that hold nothing are passed without a call.
-        if type(part) in _ATOMS:
+        if type(part) in ATOMS:
             return part
         return function(part) if is_tensor(part) else map_tensors(is_tensor, function, part)
 
