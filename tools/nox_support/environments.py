@@ -144,6 +144,8 @@ def run(session: nox.Session, environment: Environment, *arguments: str, **varia
         "VIRTUAL_ENV": str(environment.path),
         "PYTHONPATH": str(ROOT / "tools"),
         "PYTHONNOUSERSITE": "1",
+        # As if it were not set: tests start some hundred processes, and each would compile what it imports of the packages.
+        "PYTHONDONTWRITEBYTECODE": "",
         **environment.variables,
         **variables,
     }
