@@ -38,7 +38,7 @@ def test_the_sides_take_turns_once_they_are_known_to_do_the_same(monkeypatch: py
 
     monkeypatch.setattr(optim, "on_ranks", on_ranks)
     found = optim.run(TINY, 2, Course(rounds=2), CONDITIONS)
-    assert calls == ["compare", *["OURS", "LIMIT", "PEER", "ADAMW"] * 2]
+    assert calls == ["compare", *["OURS", "LIMIT", "ITERATIONS", "PEER", "ADAMW"] * 2]
     assert found.apart == 0.5
     assert found.of(Side.LIMIT) == 1.0
 
