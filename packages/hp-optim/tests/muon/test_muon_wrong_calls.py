@@ -68,6 +68,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an unknown dtype": (lambda: Muon([parameter(3, 4)], ns_dtype="float8"), "float8"),
     "an unknown scale": (lambda: Muon([parameter(3, 4)], scale="big"), "scale is 'big'; expected 'match_rms_adamw'"),
+    "a place for state": (
+        lambda: Muon([parameter(3, 4)], offload_state="cpu"),
+        "Muon: offload_state is 'cpu'; it must be True or False",
+    ),
     "no memory": (
         lambda: Muon([parameter(3, 4)], memory_cap=0),
         "memory_cap is 0; expected bytes, a whole number of at least 1",
