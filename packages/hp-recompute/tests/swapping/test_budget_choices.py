@@ -60,10 +60,14 @@ def test_the_gradient_of_an_output_counts_while_backward_passes() -> None:
 
 
 def test_what_cannot_be_copied_in_time_is_computed_again() -> None:
-    # A copy takes three forwards: of two, the second ends six forwards after its layer began, when the last layer must begin.
+    # A copy takes three forwards: the first ends at 4, and the second at 7, when the last layer should have begun for two. To wait for it is
+    # as long as to compute that layer again and another one, which copies less.
     plan = plan_of(3000, 1000 / 3)
     assert [each.choice for each in plan.layers] == ["swap"] + ["recompute"] * 2 + ["keep"] * 3
     assert plan.added_ms == pytest.approx(2.0)
+    faster = plan_of(3000, 1000 / 2.25)
+    assert [each.choice for each in faster.layers] == ["swap"] * 2 + ["recompute"] + ["keep"] * 3
+    assert faster.added_ms == pytest.approx(1.5)
     # Computing again would take longer than any copy.
     slow = plan_of(3000, 1.0, forward_ms=2000.0)
     assert [each.choice for each in slow.layers] == ["swap"] * 3 + ["keep"] * 3
@@ -74,28 +78,43 @@ def test_what_cannot_be_copied_in_time_is_computed_again() -> None:
 def test_a_copy_that_fits_behind_a_step_adds_nothing() -> None:
     plan = plan_of(5000, 1000 / 4)
     assert choices(plan) == [("swap", 0)] + [("keep", 1000)] * 5
-    assert plan.timetable.waits == ((), (), (), (), (), (0,))
+    assert plan.timetable.left_at_end == (0,)
     assert plan.timetable.fetches[4] == (0,) and plan.timetable.loads == (1000, 2000, 3000, 4000, 5000, 5000)
     assert plan.added_ms == pytest.approx(0)
+    assert plan_of(5000, 1000 / 5).added_ms == pytest.approx(1.0)  # or the layer is computed again
 
 
 def test_the_time_is_that_of_the_link_where_copies_are_longer() -> None:
-    cost = LayerCost("layer", 1000, 1.0)
+    cost = LayerCost("layer", 1000, 1.0, 0, (1000,))
     layers = [LayerChoice(cost, "swap", 0)] * 2 + [LayerChoice(cost, "keep", 1000)]
-    # Copies to the host take 5 ms, and the others 2 ms. Each layer must wait for the one before to have left: forward ends at
-    # 1 + 5 + 1 + 5 + 1, the first backward 2 later; both others then wait for a copy of 2 ms.
+    # Copies to the host take 5 ms, and the others 2 ms. Memory moves as a whole: each layer begins when the one before has left, at
+    # 1 + 5 and at 7 + 5, and backward at 13. After 2 ms of the last one both others wait for a copy of 2 ms.
     table = timetable(layers, 1000, Rates(200.0, 500.0))
-    assert table is not None and table.waits == ((), (0,), (1,)) and table.fetches == ((), (), ())
+    assert table is not None and table.left_at_end == (0, 1) and table.fetches == ((), (), ())
     assert table.added_ms == pytest.approx(5 + 5 + 2 + 2)
     # With room for two, the first copy may take its time, which ends at 6, and the second one need not end: what it copies stays there.
     # Backward of the two ends at 7 + 2 + 2, and the fetch, which begins at 11 behind the second copy, at 13.
     table = timetable(layers, 2000, Rates(200.0, 500.0))
-    assert table is not None and table.waits == ((), (), (0,)) and table.fetches == ((), (0,), ())
+    assert table is not None and table.left_at_end == (0,) and table.fetches == ((), (0,), ())
     assert table.added_ms == pytest.approx(13 + 2 - 9)
     # With room for all nothing has to leave.
     table = timetable(layers, 3000, Rates(200.0, 500.0))
-    assert table is not None and table.waits == table.fetches == ((),) * 3 and table.added_ms == 0
+    assert (
+        table is not None and table.left_at_end == () and table.fetches == ((),) * 3 and table.added_ms == 0
+    )
     assert timetable(layers, 999, Rates(200.0, 500.0)) is None
+
+
+def test_a_layer_waits_for_as_much_as_it_saves() -> None:
+    small, large = LayerCost("small", 250, 1.0), LayerCost("large", 1000, 1.0)
+    layers = [LayerChoice(large, "swap", 0), LayerChoice(small, "keep", 250), LayerChoice(small, "keep", 250)]
+    # A copy of 5 ms begins at 1: a quarter has left at 2.25, half at 3.5. Then forward waits to its end at 6: backward needs what is left.
+    table = timetable(layers, 1000, Rates(200.0, 1e9))
+    assert table is not None and table.left_at_end == (0,) and table.loads == (1000, 1000, 1000)
+    assert table.added_ms == pytest.approx(6 - 3, abs=1e-3)
+    # With more room it need not end, and is not waited for.
+    table = timetable(layers, 1500, Rates(200.0, 1e9))
+    assert table is not None and table.left_at_end == () and table.added_ms == pytest.approx(0)
 
 
 def test_what_stays_of_a_layer_leaves_little_room_unused() -> None:
@@ -104,7 +123,7 @@ def test_what_stays_of_a_layer_leaves_little_room_unused() -> None:
     pieces = (64, 64, 16, 224, 224)
     costs = [LayerCost(str(place), sum(pieces), 1.0, 64, pieces) for place in range(8)]
     plan = choose(costs, 3 * sum(pieces) + 300, Rates(1e9, 1e9))
-    assert plan.layers[4].stays_nbytes == 224 + 64 and plan.peak_nbytes == 3 * sum(pieces) + 288
+    assert plan.layers[4].stays_nbytes == 224 + 64 and plan.peak_nbytes <= 3 * sum(pieces) + 300
 
 
 def test_a_plan_prints_as_a_table() -> None:

@@ -130,14 +130,16 @@ class FittedLayers:
             self._calls.setdefault(place, []).append(call)
             return call
         if self._course is None or place <= self._course.place:
-            self._course = Course(self.plan.timetable)
+            self._course = Course(self.plan.layers, self.plan.timetable, self.device)
         self._course.enter(place, group)
         return None
 
-    def leave(self, call: _Call | None) -> None:
-        """The call has ended."""
+    def leave(self, place: int, call: _Call | None) -> None:
+        """The layer's forward has ended."""
         if call is not None:
             call.end = self._event()
+        elif self._course is not None:
+            self._course.leave(place)
 
     def _event(self) -> Any:
         event = get_platform().device(self.device).new_event(timing=True)
@@ -166,7 +168,7 @@ class FittedForward:
                 return own(*args, **kwargs)
             call = self.fitted.enter(self.place, group)
             out = own(*args, **kwargs)
-            self.fitted.leave(call)
+            self.fitted.leave(self.place, call)
             return out
 
         if choice == "recompute":

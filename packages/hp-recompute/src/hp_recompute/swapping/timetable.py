@@ -5,14 +5,15 @@ still on its way to the host. While a layer runs backward: what stays of the lay
 for those before it, and the gradient that the layer behind it has made, which is as large as what that was given. The largest such
 sum is the peak; what else a layer makes while it runs is no part of it.
 
-[Note: what is waited for] Copies to the host begin when their layer has ended, one after the other, and take as long as they may: only when
-the next layer would not fit, it waits for the first ones. Backward fetches in the opposite order, when it comes to a layer, as much as fits
-beside all layers that it passes until it is wanted. Both directions have the link for themselves: forward only copies to the
-host, backward only from there.
+[Note: what is waited for] Copies to the host begin when their layer has ended, one after the other, and take as long as they may: a layer
+waits for as much to have left as it will save, if that would not fit. Backward fetches in the opposite order, when it comes
+to a layer, as much as fits beside all layers that it passes until it is wanted. Both directions have the link for themselves:
+forward only copies to the host, backward only from there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ class Rates:
 class Timetable:
     """By layer, in the order of forward."""
 
-    waits: tuple[tuple[int, ...], ...]
-    """Layers whose copies to the host must have ended before this one runs forward."""
+    budget_nbytes: int
+    left_at_end: tuple[int, ...]
+    """Layers whose copies to the host must have ended when forward ends. The others that still move stay."""
     fetches: tuple[tuple[int, ...], ...]
     """Layers whose copies to the device begin when backward comes to this one."""
     loads: tuple[int, ...]
@@ -46,7 +48,7 @@ class Timetable:
 def timetable(layers: Sequence[LayerChoice], device_budget_bytes: int, rates: Rates) -> Timetable | None:
     """With as little waiting as the budget allows; None where not even that fits. See [Note: what is waited for]."""
     stay = list(accumulate(each.stays_nbytes for each in layers))
-    moving = [each.moving_nbytes for each in layers]
+    moving = [each.moving_nbytes for each in layers[:-1]] + [0]
     gradients = [*(each.cost.inputs_nbytes for each in layers[1:]), 0]
     own = [
         stays + each.moving_nbytes + each.again_nbytes + gradient
@@ -54,26 +56,25 @@ def timetable(layers: Sequence[LayerChoice], device_budget_bytes: int, rates: Ra
     ]
     if max(own) > device_budget_bytes:
         return None
-    leaving: deque[int] = deque()
-    under_way, waits, loads = 0, list[tuple[int, ...]](), list[int]()
-    for place in range(len(layers)):
-        is_last = place == len(layers) - 1
-        before = []
-        while leaving and (
-            stay[place] + moving[place] + under_way > device_budget_bytes
-            or (is_last and not _stay_there(leaving, own, moving, device_budget_bytes))
-        ):
-            before.append(leaving.popleft())
-            under_way = under_way - moving[before[-1]]
-        waits.append(tuple(before))
-        loads.append(stay[place] + moving[place] + under_way)
-        if moving[place] and not is_last:
-            leaving.append(place)
-            under_way = under_way + moving[place]
-    fetches, backward = _fetches(own, moving, set(leaving), device_budget_bytes)
-    loads = [max(pair) for pair in zip(loads, backward, strict=True)]
-    added = _added_ms(layers, waits, fetches, set(leaving), rates)
-    return Timetable(tuple(waits), tuple(fetches), tuple(loads), added)
+    launched = [0, *accumulate(moving)]
+    gone, needs, loads = 0, list[int](), list[int]()
+    for place, each in enumerate(layers):
+        whole = stay[place] + each.moving_nbytes
+        gone = max(gone, launched[place] + whole - device_budget_bytes)
+        needs.append(gone)
+        loads.append(whole + launched[place] - gone)
+    there = deque(place for place, nbytes in enumerate(moving) if nbytes)
+    left = []
+    while there and (launched[there[0]] < gone or not _stay_there(there, own, moving, device_budget_bytes)):
+        left.append(there.popleft())
+    fetches, backward = _fetches(own, moving, set(there), device_budget_bytes)
+    return Timetable(
+        device_budget_bytes,
+        tuple(left),
+        tuple(fetches),
+        tuple(max(pair) for pair in zip(loads, backward, strict=True)),
+        _added_ms(layers, needs, launched[left[-1] + 1] if left else 0, fetches, set(there), rates),
+    )
 
 
 def _stay_there(leaving: Sequence[int], own: Sequence[int], moving: Sequence[int], budget: int) -> bool:
@@ -108,24 +109,49 @@ def _fetches(
 
 def _added_ms(
     layers: Sequence[LayerChoice],
-    waits: Sequence[Sequence[int]],
+    needs: Sequence[int],
+    left_nbytes: int,
     fetches: Sequence[Sequence[int]],
     there: set[int],
     rates: Rates,
 ) -> float:
+    """``needs``: bytes that must have gone when a layer begins; ``left_nbytes``: when forward ends."""
     now = link = 0.0
-    left, come = dict[int, float](), dict[int, float]()
+    out = _Link(rates.to_host)
     for place, each in enumerate(layers):
-        now = max([now, *(left[before] for before in waits[place])])
-        now = now + each.cost.forward_ms
+        now = max(now, out.time_of(needs[place])) + each.cost.forward_ms
         if each.moving_nbytes and place < len(layers) - 1:
-            link = max(link, now) + each.moving_nbytes / rates.to_host
-            left[place] = link
+            link = out.begin(now, each.moving_nbytes)
+    now = max(now, out.time_of(left_nbytes))
+    come = dict[int, float]()
     for place, each in reversed(list(enumerate(layers))):
-        own = [place] if place in left and place not in there and place not in come else []
-        for other in (*own, *fetches[place]):
+        is_late = each.moving_nbytes and place < len(layers) - 1 and place not in there and place not in come
+        for other in (*([place] if is_late else []), *fetches[place]):
             link = max(link, now) + layers[other].moving_nbytes / rates.to_device
             come[other] = link
         again = each.cost.forward_ms if each.choice == "recompute" else 0.0
         now = max(now, come.get(place, now)) + again + each.cost.backward_ms
     return now - sum(each.cost.forward_ms + each.cost.backward_ms for each in layers)
+
+
+class _Link:
+    """To the host: one copy after the other."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._end, self._nbytes = rate, 0.0, 0
+        self._firsts, self._starts = list[int](), list[float]()
+
+    def begin(self, now: float, nbytes: int) -> float:
+        """A copy, as early as it can; when it ends."""
+        start = max(self._end, now)
+        self._firsts.append(self._nbytes)
+        self._starts.append(start)
+        self._nbytes, self._end = self._nbytes + nbytes, start + nbytes / self._rate
+        return self._end
+
+    def time_of(self, nbytes: int) -> float:
+        """When so many bytes of all have gone."""
+        if nbytes == 0:
+            return 0.0
+        place = bisect_left(self._firsts, nbytes) - 1
+        return self._starts[place] + (nbytes - self._firsts[place]) / self._rate
