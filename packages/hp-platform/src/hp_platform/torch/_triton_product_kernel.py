@@ -48,9 +48,7 @@ def product_kernel(  # type: ignore[no-untyped-def]
     SIDE: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     IS_SYMMETRIC: tl.constexpr, X_TURNED: tl.constexpr, Y_TURNED: tl.constexpr, HAS_ADDEND: tl.constexpr,
 ):  # fmt: skip
-    """``out = alpha x y + beta addend``, a tile of it. ``IS_SYMMETRIC``: ``alpha x x^T``, and ``y`` is not looked at. What is turned lies
-    transposed.
-    """
+    """A tile of ``out = x y``, or ``alpha x y + beta addend``. ``IS_SYMMETRIC``: ``x x^T`` for ``x y``. What is turned lies transposed."""
     matrix, i, j = _place(tl.program_id(0), rows, cols, SIDE, GROUP, IS_SYMMETRIC)
     row = i * SIDE
     column = j * SIDE
