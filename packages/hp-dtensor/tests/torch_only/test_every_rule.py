@@ -46,7 +46,9 @@ def test_every_rule_is_checked(world: World) -> None:
     checked = {_rule_of(entry) for table in tables for entry in table.values()}
     # Each rank of the checker would take a place of its own in the stream: see tests/random.
     random = {name for name, rule in RULES.items() if rule.plan.__module__ in RANDOM} - CONSTANT
-    missing = set(RULES) - checked - ELSEWHERE - random
+    # Other tests add rules of their own to this process.
+    ours = {name for name, rule in RULES.items() if rule.plan.__module__.startswith("hp_dtensor.")}
+    missing = ours - checked - ELSEWHERE - random
     assert not missing, f"rules without a case: {', '.join(sorted(missing))}"
 
 
