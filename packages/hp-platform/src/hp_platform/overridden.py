@@ -23,7 +23,7 @@ def override(module: Module, method: str, forward: Forward) -> None:
     already, as compilers put it, is what runs inside: it would hide the class's.
     """
     # Of the module itself: one that a compiler has made shows the attributes of the one in it as its own.
-    attributes = vars(module)
+    attributes: dict[str, Any] = module.__dict__
     previous = attributes.get(FORWARD_ATTRIBUTE)
     if previous is not None:
         attributes[FORWARD_ATTRIBUTE] = _Around(forward, previous)
