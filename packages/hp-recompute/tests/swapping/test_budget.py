@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_platform.testing import World, distributed
+from hp_platform import split_group
+from hp_platform.collectives import all_gather_object
+from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import swap
 from hp_recompute.swapping.budget import BudgetPlan
 from hp_recompute.swapping.choices import LayerChoice, LayerCost
@@ -121,6 +123,28 @@ def test_another_budget_replaces_the_one_before_and_a_step_that_fails_leaves_non
         assert manager.host_nbytes == 0
 
 
+@distributed(world_size=2)
+def test_ranks_come_to_the_same_plan(world: World) -> None:
+    expected = step(world, plain, make_blocks(world, 4), (0,))
+    with late_copies():
+        blocks = make_blocks(world, 4)
+        run = lambda: backward_of(world, blocks)
+        whole = swap(blocks, run, device_budget_bytes=10**9)
+        saved = sum(each.cost.nbytes for each in whole.layers)
+        with count_collectives() as counted:
+            plan = swap(blocks, run, device_budget_bytes=int(0.6 * saved) + 1000 * world.rank)
+        assert dict(counted.counts) == {"all_gather": 2}  # of lengths, and of what was measured
+        assert plan.device_budget_bytes == int(0.6 * saved)
+        assert len(set(all_gather_object(str(plan)))) == 1
+        assert_equal(step(world, plain, blocks, (0,)), expected)
+        alone = split_group(split_ranks=[[rank] for rank in range(world.size)])
+        mine = swap(blocks, run, device_budget_bytes=10**9 + world.rank, process_group=alone)
+        assert mine.device_budget_bytes == 10**9 + world.rank
+        fewer = blocks[: 4 - world.rank]
+        with pytest.raises(ValueError, match=r"which have \[4, 3\] layers: give process_group"):
+            swap(fewer, run, device_budget_bytes=10**9)
+
+
 @distributed(world_size=1)
 def test_wrong_budgets_are_told(world: World) -> None:
     blocks = make_blocks(world)
@@ -129,6 +153,18 @@ def test_wrong_budgets_are_told(world: World) -> None:
         (lambda: swap(blocks, run, device_budget_bytes=0), "a positive number of bytes, got 0"),
         (lambda: swap(blocks, run, device_budget_bytes="1G"), "a positive number of bytes, got '1G'"),
         (lambda: swap(blocks, device_budget_bytes=1), "takes a model and a function that does a step"),
+        (
+            lambda: swap(blocks, run, 3, device_budget_bytes=1),
+            "takes a model and a function that does a step",
+        ),
+        (
+            lambda: swap(blocks, run, device_budget_bytes=1, group=None),
+            "takes a model and a function that does a step",
+        ),
+        (
+            lambda: swap(blocks, run, device_budget_bytes=9, process_group=3),
+            "expected a hp_platform.ProcessGroup",
+        ),
         (lambda: swap([], run, device_budget_bytes=1), "or a list of its layers, which are modules"),
         (lambda: swap(3, run, device_budget_bytes=1), "or a list of its layers, got int"),
         (lambda: swap(blocks[0], run, device_budget_bytes=1), "has no ModuleList of several layers"),

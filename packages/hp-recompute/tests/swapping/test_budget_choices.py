@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hp_recompute.swapping.agreed import Measured, agree
 from hp_recompute.swapping.budget import BudgetPlan, choose
 from hp_recompute.swapping.choices import LayerChoice, LayerCost, fitting
 from hp_recompute.swapping.timetable import Rates, timetable
@@ -124,6 +125,20 @@ def test_what_stays_of_a_layer_leaves_little_room_unused() -> None:
     costs = [LayerCost(str(place), sum(pieces), 1.0, 64, pieces) for place in range(8)]
     plan = choose(costs, 3 * sum(pieces) + 300, Rates(1e9, 1e9))
     assert plan.layers[4].stays_nbytes == 224 + 64 and plan.peak_nbytes <= 3 * sum(pieces) + 300
+
+
+def test_ranks_agree_on_the_dearest_of_what_they_have_measured() -> None:
+    one = Measured(
+        (LayerCost("0", 100, 1.0, 10, (40, 60)), LayerCost("1", 50, 3.0, 20, (50,))), Rates(5.0, 9.0), 700
+    )
+    other = Measured(
+        (LayerCost("0", 90, 2.0, 30, (90,)), LayerCost("1", 60, 1.0, 20, (60,))), Rates(6.0, 8.0), 800
+    )
+    costs = (LayerCost("0", 100, 2.0, 30, (40, 60)), LayerCost("1", 60, 3.0, 20, (60,)))
+    assert agree([one, other]) == agree([other, one]) == Measured(costs, Rates(5.0, 8.0), 700)
+    assert agree([one]) == one
+    with pytest.raises(ValueError, match=r"have \[2, 1\] layers: give process_group"):
+        agree([one, Measured(costs[:1], Rates(1.0, 1.0), 1)])
 
 
 def test_a_plan_prints_as_a_table() -> None:

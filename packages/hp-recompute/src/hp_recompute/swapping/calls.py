@@ -71,9 +71,12 @@ def swap(
             From then on each layer keeps, swaps or computes again what it saves, so that at most so many bytes of it are on the device
             at the same time, in the way that is predicted to add the least time; the result is a :class:`hp_recompute.BudgetPlan`, which
             prints as a table. Another call gives another budget. Meant for layers that run once per micro-batch, with one in flight.
+            All ranks of ``process_group=`` (default: all that there are) call it alike, and get the same plan: layers that
+            communicate must be computed again by all of them or by none. Stages of a pipeline give their own ranks.
 
     On a device without a memory of its own (cpu), without recording, and inside of a checkpointed function, whose insides are not kept
-    at all, it is the plain call: there the checkpoint's ``policy_fn`` says what is swapped instead, by ``MUST_SWAP``. Communication: none.
+    at all, it is the plain call: there the checkpoint's ``policy_fn`` says what is swapped instead, by ``MUST_SWAP``. Communication: none, but for
+    a budget: there an all-gather of what the ranks have measured, some 100 bytes per layer.
 
     Raises RuntimeError for another answer of ``policy_fn``, and in backward if a saved tensor was changed in place; ValueError for what
     is not callable and for wrong options.
@@ -92,12 +95,12 @@ def _fitted(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget: i
 
     if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
         raise ValueError(f"device_budget_bytes is a positive number of bytes, got {budget!r}")
-    if len(args) != 1 or kwargs or not callable(args[0]):
+    if len(args) != 1 or kwargs.keys() - {"process_group"} or not callable(args[0]):
         raise ValueError(
             "swap with device_budget_bytes takes a model and a function that does a step with it, forward and backward: "
             "swap(model, step, device_budget_bytes=...)"
         )
-    return fit(model, args[0], budget)
+    return fit(model, args[0], budget, **kwargs)
 
 
 def checked_options(policy_fn: SwapPolicy | None, group_swap: bool) -> SwapOptions:

@@ -4,6 +4,9 @@
 sizes of the memories that leave. In a third one all are computed again: what then leaves are their arguments, and the time that a
 layer takes forward is its own, while one that swaps waits for copies.
 
+[Note: ranks agree] Ranks measure different times. Layers that communicate must be computed again by all ranks or by none: each waits for
+the others there. So ranks tell each other what they have measured, the largest of each counts, and all come to the same plan.
+
 [Note: a layer's place] As of other wrappers, a layer stays the object that it is, and how it runs stands on it: another budget replaces that, and a
 step that fails takes it away.
 """
@@ -15,10 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hp_platform.collectives import all_gather_object
+from hp_platform.group import ProcessGroup
 from hp_platform.on_platform import when_known
 from hp_platform.platform import Platform, get_platform
+from hp_platform.process_groups import is_initialized
 from hp_recompute.checkpointing.calls import checkpointed
 from hp_recompute.checkpointing.region import Options
+from hp_recompute.swapping.agreed import Measured, agree
 from hp_recompute.swapping.budget import BudgetPlan, choose
 from hp_recompute.swapping.calls import SwapOptions, swapped
 from hp_recompute.swapping.choices import LayerCost
@@ -36,7 +43,9 @@ _ROUNDED = 0.01
 """Of a budget, for what allocators round up."""
 
 
-def fit(model: Any, step: Callable[[], Any], device_budget_bytes: int) -> BudgetPlan:
+def fit(
+    model: Any, step: Callable[[], Any], device_budget_bytes: int, process_group: ProcessGroup | None = None
+) -> BudgetPlan:
     """See :func:`hp_recompute.swap`."""
     platform = get_platform()
     layers = _layers_of(platform, model)
@@ -53,8 +62,14 @@ def fit(model: Any, step: Callable[[], Any], device_budget_bytes: int) -> Budget
             platform.override_forward(layer, _forward)
         setattr(layer, MARK, FittedForward(fitted, place))
     try:
-        costs = _measured(layers, fitted, step)
-        fitted.plan = choose(costs, device_budget_bytes, _rates(platform, copies, device), _ROUNDED)
+        mine = Measured(
+            tuple(_measured(layers, fitted, step)), _rates(platform, copies, device), device_budget_bytes
+        )
+        all_of_them = [mine]
+        if process_group is not None or is_initialized():
+            all_of_them = all_gather_object(mine, process_group)
+        agreed = agree(all_of_them)
+        fitted.plan = choose(agreed.costs, agreed.device_budget_bytes, agreed.rates, _ROUNDED)
     finally:
         if fitted.plan is None:
             for layer in layers:
