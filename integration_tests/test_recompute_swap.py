@@ -148,3 +148,19 @@ def test_arguments_and_outputs_may_be_dtensors(world: World) -> None:
             y["x"].sum().backward()
         found.append([platform.to_numpy(whole(leaf.grad)) for leaf in (x, weight)])
     assert_equal(found[0], found[1])
+
+
+@distributed(world_size=2)
+def test_units_under_a_budget_give_the_bits_of_those_without(world: World) -> None:
+    expected = {order: gradients(world, sharded(world, None), order) for order in ((0,), (1, 0, 2))}
+    model = sharded(world, None)
+    with late_copies() as manager:
+        run = lambda: gradients(world, model, (0,))
+        saved = sum(each.cost.nbytes for each in swap(model, run, device_budget_bytes=10**9).layers)
+        plan = swap(model, run, device_budget_bytes=int(0.6 * saved))
+        assert plan.peak_nbytes <= 0.6 * saved
+        assert {each.choice for each in plan.layers} & {"swap", "recompute"}
+        for order, numbers in expected.items():
+            for _ in range(2):
+                assert_equal(gradients(world, model, order), numbers)
+        assert manager.device_nbytes == 0
