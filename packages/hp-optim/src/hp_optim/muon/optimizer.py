@@ -219,34 +219,29 @@ class MuonSteps(OptimizerSteps):
         for group in self.param_groups:
             seen.append([group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", "split")])
             scale = scale_rule(group["scale"], group["matched_adamw_rms"])
+            options = (group["weight_decay"], group["momentum"], group["nesterov"], scale)
             rates: dict[str, Any] = {}
+            ways: dict[str, Transfers | None] = {}
             home = self._home_of(group)
             for parameter in group[PARAMS]:
                 gradient = gradient_of(parameter)
                 local = platform.detach(local_of(parameter))
                 storage = platform.device_of(local)
-                if gradient is not None:
-                    own = own_gradient("Muon", parameter, gradient)
-                    momentum = placed.momentum_of(home, entries[parameter], parameter, own, storage)
-                    transfers = home.transfers(storage)
-                    if transfers is not None:
-                        on_host[len(updated)] = transfers
+                if gradient is None:
+                    kept = self._kept(parameter)
+                else:
                     if storage not in rates:
                         rates[storage] = placed.rate_on(platform, group["lr"], storage)
+                        ways[storage] = home.transfers(storage)
+                    own = own_gradient("Muon", parameter, gradient)
+                    momentum = placed.momentum_of(home, entries[parameter], parameter, own, storage)
+                    kept = momentum.dtype
+                    way = ways[storage]
+                    if way is not None:
+                        on_host[len(updated)] = way
                     present.append(position)
-                    updated.append(
-                        Updated(
-                            parameter=local,
-                            gradient=own,
-                            momentum=momentum,
-                            lr=rates[storage],
-                            weight_decay=group["weight_decay"],
-                            mu=group["momentum"],
-                            is_nesterov=group["nesterov"],
-                            scale=scale,
-                        )
-                    )
-                seen.append((getattr(parameter, "_spec", None), self._kept(parameter), storage))
+                    updated.append(Updated(local, own, momentum, rates[storage], *options))
+                seen.append((getattr(parameter, "_spec", None), kept, storage))
                 position = position + 1
             group["step"] = group["step"] + 1
         return updated, on_host, present, seen
