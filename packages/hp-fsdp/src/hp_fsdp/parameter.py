@@ -19,7 +19,7 @@ from hp_fsdp.layout import Slot
 from hp_fsdp.origin import Origin
 from hp_fsdp.places import Places
 from hp_fsdp.summands import Summands
-from hp_fsdp.wide_gradients import wide_weight
+from hp_fsdp.wide_gradients import WideGradient, wide_weight
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS
 from hp_platform.protocols.tensor import DType, Tensor
@@ -101,10 +101,7 @@ class ManagedParameter:
         """Whether the shard is shorter than its place in the row."""
         self.unsynced: Tensor | None = None
         """Gradient of the whole parameter from backwards without synchronisation, in the dtype of the reduction."""
-        self._wide: Tensor | None = None
-        """Gradient of the running backward that came in the dtype of the reduction; see [Note: wide weight gradients]."""
-        self._offered: Tensor | None = None
-        """Such a gradient, until autograd says that this backward is one for the parameter (and not for the inputs only)."""
+        self.wide = WideGradient(platform)
         self.compute_dtype: DType = parameter.dtype
         self.reduce_dtype: DType = parameter.dtype
         self.has_wide_gradient = False
@@ -245,7 +242,7 @@ class ManagedParameter:
         self.shown = self.origin.shown(whole)
         self.full = self.origin.leaf(self.shown)
         if self.has_wide_gradient and self.shown is self.full and len(self.shape) == 2:
-            self.shown = wide_weight(self.platform, self.full, self.reduce_dtype, self._add_wide)
+            self.shown = wide_weight(self.platform, self.full, self.reduce_dtype, self.wide.offer)
         self.is_alias = is_alias
         self._is_watched = False
         self._stand_in = None
@@ -278,7 +275,7 @@ class ManagedParameter:
 
     def _told(self, listener: Listener) -> Callable[[Tensor], None]:
         # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
-        listening, own = weakref.ref(listener), weakref.ref(self)
+        listening, wide = weakref.ref(listener), self.wide
 
         def came(_: Tensor) -> None:
             found = listening()
@@ -286,9 +283,7 @@ class ManagedParameter:
                 found.gradient_came()
 
         def wide_one_came(x: Tensor) -> None:
-            param = own()
-            if param is not None and param._offered is not None:
-                param._take_wide()
+            wide.accept()
             came(x)
 
         return wide_one_came if self.has_wide_gradient else came
@@ -309,26 +304,13 @@ class ManagedParameter:
     def with_others(self, found: Tensor | None) -> Tensor | None:
         """What autograd has added up, and all others, which are forgotten."""
         total = self.unsynced
-        if self._wide is not None:
-            total = self._wide if total is None else total + self._wide
+        wide = self.wide.take()
+        if wide is not None:
+            total = wide if total is None else total + wide
         if found is not None:
             total = found if total is None else total + self.platform.cast(found, self.reduce_dtype)
-        self.unsynced = self._wide = self._offered = None
+        self.unsynced = None
         return total
-
-    def _add_wide(self, gradient: Tensor) -> None:
-        """A gradient in the dtype of the reduction, beside those that autograd adds up."""
-        with self.platform.no_grad():
-            offered = self._offered
-            self._offered = gradient if offered is None else self.platform.add_(offered, gradient)
-
-    def _take_wide(self) -> None:
-        with self.platform.no_grad():
-            offered, self._offered = self._offered, None
-            if self._wide is None:
-                self._wide = offered
-            elif offered is not None:
-                self._wide = self.platform.add_(self._wide, offered)
 
     def keep_gradient(self) -> None:
         """Set the gradient aside, in the dtype of the reduction, until a backward that synchronises."""
@@ -339,7 +321,7 @@ class ManagedParameter:
 
     def forget_backward(self) -> None:
         """Drop what the running backward has given; what waits from others stays."""
-        self._wide = self._offered = None
+        self.wide.take()
         if self.full is not None:
             self.platform.set_grad(self.full, None)
         if self.summands is not None:

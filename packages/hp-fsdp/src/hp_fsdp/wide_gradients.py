@@ -18,6 +18,39 @@ from hp_platform.protocols.tensor import DType, Tensor
 Add = Callable[[Tensor], None]
 
 
+class WideGradient:
+    """Of one parameter: what the running backward has given in the dtype of the reduction, beside what autograd adds up."""
+
+    __slots__ = ("_offered", "_platform", "_total")
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._offered: Tensor | None = None
+        """Until autograd says that this backward is one for the parameter (and not for the inputs only)."""
+        self._total: Tensor | None = None
+
+    def offer(self, gradient: Tensor) -> None:
+        """One more, from a product."""
+        with self._platform.no_grad():
+            offered = self._offered
+            self._offered = gradient if offered is None else self._platform.add_(offered, gradient)
+
+    def accept(self) -> None:
+        """What was offered counts."""
+        offered, self._offered = self._offered, None
+        if offered is None:
+            return
+        with self._platform.no_grad():
+            total = self._total
+            self._total = offered if total is None else self._platform.add_(total, offered)
+
+    def take(self) -> Tensor | None:
+        """What counts; it is forgotten, and so is what was offered."""
+        total = self._total
+        self._total = self._offered = None
+        return total
+
+
 def wide_weight(platform: Platform, weight: Tensor, dtype: DType, add: Add) -> Tensor:
     """What stands for the whole ``weight`` ``(out, in)``: ``linear`` with it calls ``add(gradient)`` in backward, in ``dtype``.
 
