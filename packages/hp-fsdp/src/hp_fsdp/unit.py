@@ -85,7 +85,7 @@ class Unit(UnitParameters):
 
     def settle(self) -> None:
         """Reduce what has come, or set it aside, and re-shard."""
-        with self.platform.no_grad():
+        with self._unrecorded():
             if self.options.sync_gradients:
                 self.reduce_gradients()
             else:

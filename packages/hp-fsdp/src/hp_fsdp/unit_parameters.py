@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.gradients import HOOK_KEEPER
@@ -26,6 +27,8 @@ from hp_platform.protocols.flat_shards import FLAT_SHARDS
 if TYPE_CHECKING:
     from hp_fsdp.runtime import RootContext
     from hp_fsdp.unit import Unit
+
+_NOTHING = nullcontext()
 
 
 class UnitParameters:
@@ -157,7 +160,7 @@ class UnitParameters:
         context, small_world = self.context, self.small_world
         assert context is not None
         streams = context.streams
-        with self.platform.no_grad(), self._named("gather"):
+        with self._unrecorded(), self._named("gather"):
             start: Callable[[bool], Callable[[], None]]
             if small_world is not None and small_world.is_full:
                 start = small_world.launch
@@ -274,6 +277,10 @@ class UnitParameters:
         """A backward has added to the gradient of a whole parameter; :class:`hp_fsdp.unit.Unit` says what follows."""
         assert self.context is not None
         self.context.begin_backward()
+
+    def _unrecorded(self) -> Any:
+        """No gradients are recorded inside. In most backwards none are anyway, and to enter a block takes the host's time."""
+        return self.platform.no_grad() if self.platform.is_grad_enabled() else _NOTHING
 
     def _named(self, what: str) -> Any:
         range_ = self._device.profiler_range(self._names[what])
