@@ -28,9 +28,9 @@ def override(module: Module, method: str, forward: Forward) -> None:
     if previous is not None:
         attributes[FORWARD_ATTRIBUTE] = _Around(forward, previous)
         return
+    module.__class__ = _generated(type(module), method)
     hidden = attributes.pop(method, None)
     attributes[FORWARD_ATTRIBUTE] = forward if hidden is None else _Around(forward, _Hidden(hidden))
-    module.__class__ = _generated(type(module), method)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,14 @@ class _Hidden:
         return self.method(*args, **kwargs)
 
 
+def _before_hidden(forward: Forward) -> Forward:
+    """``forward`` without the method inside of it that stood on the module."""
+    if not isinstance(forward, _Around):
+        return forward
+    outer, inner = forward.outer, forward.inner
+    return outer if isinstance(inner, _Hidden) else _Around(outer, _before_hidden(inner))
+
+
 def _generated(original: type, method: str) -> type:
     # Looked up in the class itself: a generated class must not serve for classes derived from it.
     found: type | None = vars(original).get(_CLASS_ATTRIBUTE)
@@ -73,7 +81,11 @@ def _generated(original: type, method: str) -> type:
     def reduce(self: Any, protocol: Any) -> Any:
         # Pickle finds classes by name, and finds the original under this one.
         make, of, *rest = super(made, self).__reduce_ex__(protocol)  # type: ignore[arg-type]
-        return (_remade, (original, method, make, *of[1:]), *rest)
+        if of and isinstance(of[0], type):
+            return (_remade, (original, method, make, *of[1:]), *rest)
+        # A class that says itself what copies are made of, as compilers' do: they put a method on the copy, too.
+        outer = _before_hidden(self._hp_forward)
+        return (_made_anew, (method, outer, original if make is made else make, *of), *rest)
 
     run.__name__ = run.__qualname__ = method
     made = type(
@@ -81,6 +93,8 @@ def _generated(original: type, method: str) -> type:
         (original,),
         {
             method: run,
+            # Declared: what a module does not know, one that a compiler has made would put on the one in it.
+            FORWARD_ATTRIBUTE: None,
             "__reduce_ex__": reduce,
             "__module__": original.__module__,
             "__qualname__": original.__qualname__,
@@ -93,3 +107,9 @@ def _generated(original: type, method: str) -> type:
 
 def _remade(original: type, method: str, make: Callable[..., Any], *args: Any) -> Any:
     return make(_generated(original, method), *args)
+
+
+def _made_anew(method: str, forward: Forward, make: Callable[..., Any], *args: Any) -> Any:
+    module = make(*args)
+    override(module, method, forward)
+    return module
