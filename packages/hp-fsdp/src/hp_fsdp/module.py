@@ -67,7 +67,10 @@ class HSDPModule:
         return None
 
     def reshard(self) -> None:
-        """Free this unit's whole parameters and let the module show its shards. Without effect if it does. No communication."""
+        """Free this unit's whole parameters and let the module show its shards. Without effect if it does. No communication.
+
+        After a backward that ended with an exception, reductions that are under way are waited for first, as by :meth:`zero_grad`.
+        """
         unit = _unit(self)
         if unit.context is not None:
             unit.context.forget_dead_backward()
