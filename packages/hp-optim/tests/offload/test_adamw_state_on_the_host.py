@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hp_optim import AdamW
-from hp_optim.offload.streaming import ALIGNMENT, buckets_of
+from hp_optim.offload.late import TIMINGS
+from hp_optim.offload.streaming import ALIGNMENT, Streamed, buckets_of
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
 
@@ -108,14 +109,58 @@ def test_shards_and_divided_replicas_keep_their_state_on_the_host(world: World) 
             for left_out in LEFT_OUT[:3]:
                 twins.step(left_out)
                 twins.check()
-            # From a dict in which all replicas keep everything: pieces are cut out of it.
-            for each in (twins.a, twins.b):
-                for group in each.param_groups:
-                    group["divide_replicas"] = False
+            # From a dict in which replicas keep pieces: they are put together, and cut again out of what all of them keep.
+            for divides in (False, True):
+                before = placements_of(twins)
+                for each in (twins.a, twins.b):
+                    saved = each.state_dict()
+                    for group in saved["param_groups"]:
+                        group["divide_replicas"] = divides
+                    each.load_state_dict(saved)
+                for _ in range(2):
+                    twins.step()
+                    twins.check()
+                assert (placements_of(twins) != before) == (shape[0] > 1)
+
+
+def placements_of(twins: Twins) -> list[Any]:
+    entries = [twins.a.state.get(parameter) for parameter in twins.offloaded]
+    return [tuple(entry["exp_avg"].placements) for entry in entries if entry]
+
+
+@distributed(world_size=1)
+def test_amsgrad_that_is_switched_on_begins_with_what_has_landed(world: World) -> None:
+    for kind in ways(world, AdamW):
+        options = {"lr": 0.1, "fused": False, "betas": (0.9, 0.5)}
+        twins = Twins(world, [(700,)], (kind, AdamW), offloaded=small_buckets(world), **options)
+        twins.step()
+        for each in (twins.a, twins.b):
+            each.param_groups[0]["amsgrad"] = True
+        for _ in range(2):
             twins.step()
             twins.check()
-            twins.step()
-            twins.check()
+
+
+@distributed(world_size=1)
+def test_an_update_that_fails_leaves_no_copy_that_the_computation_does_not_wait_for(world: World) -> None:
+    platform, calls = world.platform, list[int]()
+    if not platform.supports("write_into_view", world.device):
+        return
+
+    def fails(beside: Any, state: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise KeyError("on purpose")
+
+    for timing in TIMINGS:
+        calls.clear()
+        transfers = timing(platform, world.device)
+        beside = [[platform.zeros((1000,), "float32", world.device)]]
+        state = [[platform.fill_(transfers.empty_on_host((1000,), beside[0][0].dtype), 0.0)]]
+        streamed = Streamed(platform, transfers, world.device, 4 * ALIGNMENT, beside, state)
+        with pytest.raises(KeyError, match="on purpose"):
+            streamed.run(fails)
+        assert transfers.num_waiting == 0
 
 
 @distributed(world_size=1)

@@ -104,6 +104,7 @@ class Member:
             if missed:
                 entry[MISSED] = missed
         if group["amsgrad"] and moments(group)[2] not in entry:  # switched on since
+            self.home.landed()
             entry[moments(group)[2]] = self.placed(platform.clone(local_of(entry[moments(group)[1]])))
         wanted = None
         if hasattr(parameter, "placements"):
@@ -123,6 +124,7 @@ class Member:
         self._known = entry[moments(group)[0]]
 
     def _replaced(self, value: Any) -> Any:
+        self.home.landed()
         if self.division is not None and tuple(value.placements) == tuple(self.parameter.placements):
             return self.placed(self.platform.clone(self.division.piece(local_of(value))))
         wanted = self.parameter.placements if self.division is None else self.division.placements
