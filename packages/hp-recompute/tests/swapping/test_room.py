@@ -16,6 +16,8 @@ from hp_platform.testing import World, distributed
 from hp_recompute import CheckpointPolicy, checkpoint, swap, swap_wrapper
 from hp_recompute.swapping.late_copies import late_copies
 from hp_recompute.swapping.manager import SwapManager, use_manager
+from hp_recompute.swapping.order import MOST
+from hp_recompute.swapping.room import Room
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -141,10 +143,18 @@ def test_a_forward_that_fails_or_has_no_backward_leaves_nothing_on_the_device(wo
                     swap(fails, x)
             del x
             gc.collect()
-            assert timeline.manager.device_nbytes == 0
+            assert timeline.manager.device_nbytes == timeline.num_held == 0
         found = steps_of(world, timeline, calls, 3)
         assert found[-1] == pytest.approx(expected[-1])
         assert timeline.manager.device_nbytes == 0
+
+
+def test_what_is_known_of_groups_does_not_grow_without_end() -> None:
+    room = Room(lambda: 0)
+    for number in range(MOST + 2):
+        room.begun(0)
+        room.ended(number, 0)
+    assert len(room._between) == MOST
 
 
 @distributed(world_size=1)

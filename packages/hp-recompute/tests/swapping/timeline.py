@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class Timeline:
     def new_step(self) -> None:
         """Nothing has happened."""
         self._log: list[tuple[str, Any, float]] = []
+        self._sources: list[weakref.ref[Any]] = []
         self._gradients_nbytes = self.peak_nbytes = 0
 
     def computed(self, milliseconds: float) -> None:
@@ -45,6 +47,15 @@ class Timeline:
     def copied(self, event: Any, nbytes: int) -> None:
         """From or to the device."""
         self._log.append(("copy", event, nbytes / self.layer_nbytes * self.copy))
+
+    def left(self, sources: Sequence[Any]) -> None:
+        """These are copied to the host."""
+        self._sources.extend(map(weakref.ref, sources))
+
+    @property
+    def num_held(self) -> int:
+        """Memories whose copies to the host were asked for, and which somebody holds on the device."""
+        return sum(ref() is not None for ref in self._sources)
 
     def waited(self, event: Any) -> None:
         """The computation, for a copy."""
@@ -76,6 +87,7 @@ class _Timed(LateCopies):
 
     def to_host(self, pairs: Sequence[tuple[Any, Any]], stream: Any = None) -> Any:
         event = super().to_host(pairs, stream)
+        self._timeline.left([source for _, source in pairs])
         self._timeline.copied(event, sum(int(target.shape[0]) for target, _ in pairs))
         return event
 

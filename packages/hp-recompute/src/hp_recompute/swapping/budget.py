@@ -4,8 +4,9 @@
 before them some are swapped, and the others computed again. Swapped are the first ones, whose copies have the most time, or ones
 at equal distances, so that their copies lie behind the others' forward when there is no memory for several at once. What is left of the
 budget lets parts of swapped layers stay. Of all such plans the one is chosen that takes the least time by
-:mod:`hp_recompute.swapping.timetable`, and of equals the one that copies least. More memory never makes it slower: whatever the
-plan was for less of it is among the plans.
+:mod:`hp_recompute.swapping.timetable`, and of equals the one that copies least. More memory never makes it slower where any part of
+a layer may stay and all numbers of layers are tried: whatever the plan was for less of it is among the plans then. Of memories that move
+as a whole other ones fit, and their copies may fit some percent of a step worse.
 """
 
 from __future__ import annotations

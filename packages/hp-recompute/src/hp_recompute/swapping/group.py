@@ -61,8 +61,8 @@ class Group:
         self._chosen: dict[int, tuple[str | None, bool]] = {}
         """By memory: what messages call it, and whether it is packed with others."""
         self._num_saved = 0
-        self._leaving: deque[tuple[str, Any, Any, list[Parcel]]] = deque()
-        """Portions on their way: the device, what copies, the event behind them, what they are."""
+        self._leaving: deque[tuple[str, Any, Any, weakref.WeakSet[Parcel]]] = deque()
+        """Portions on their way: the device, what copies, the event behind them, what they are, which is held by who saved it."""
         self._coming: list[tuple[Any, Any]] = []
 
     # --- forward
@@ -211,7 +211,7 @@ class Group:
             ]
             for portion in portions(made, _PORTIONS):
                 event = copies.to_host([parcel.pair_out(pool) for parcel in portion], stream)
-                self._leaving.append((device, copies, event, portion))
+                self._leaving.append((device, copies, event, weakref.WeakSet(portion)))
 
     def _not_staying(self, worth: list[SwappedStorage]) -> list[SwappedStorage]:
         """Of what may go, all beside what stays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_MOST = 100_000
+MOST = 100_000
 """Remembered at most; a program whose graphs are never freed has no steps."""
 
 
@@ -38,7 +38,7 @@ class Order:
 
     def begun(self) -> int:
         """The number of a group that begins."""
-        if self._ended is not None and len(self._followed) < _MOST:
+        if self._ended is not None and len(self._followed) < MOST:
             self._followed.add(self._ended)
         self._ended, self._has_begun = None, True
         self._num_begun = self._num_begun + 1
@@ -57,7 +57,7 @@ class Order:
         self._not_followed()
         is_first, self._has_begun = self._has_begun, False
         before, self._wanted = self._wanted, ordinal
-        if before is not None and before != ordinal and (before in self._after or len(self._after) < _MOST):
+        if before is not None and before != ordinal and (before in self._after or len(self._after) < MOST):
             self._after[before] = ordinal
             if is_first:
                 self._last_of_backward.add(before)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hp_recompute.swapping.order import MOST
+
 
 class Room:
     """Of one device."""
@@ -45,7 +47,8 @@ class Room:
         early = self._look(late_nbytes)
         if self._at_end is not None:
             ordinal, before = self._at_end
-            self._between[ordinal] = max(early - before, 0)
+            if ordinal in self._between or len(self._between) < MOST:
+                self._between[ordinal] = max(early - before, 0)
             self._at_end = None
 
     def ended(self, ordinal: int, late_nbytes: int) -> None:
