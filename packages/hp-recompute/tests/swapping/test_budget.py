@@ -100,6 +100,37 @@ def test_layers_of_every_choice_give_the_plain_numbers(world: World) -> None:
 
 
 @distributed(world_size=1)
+def test_what_a_plan_fetched_for_a_backward_that_does_not_come_is_given_back(world: World) -> None:
+    platform = world.platform
+    expected = step(world, plain, make_blocks(world, 6), (0,))
+    cost, rates = LayerCost("layer", 10**6, 1.0, 1000), Rates(1e6, 1e6)
+    choices = tuple(
+        LayerChoice(cost, choice, stays) for choice, stays in [("swap", 0)] * 3 + [("keep", 10**6)] * 3
+    )
+    table = timetable(choices, 5 * 10**6, rates)
+    assert table is not None and table.fetches[3] == table.left_at_end == (0,)
+    with late_copies() as manager:
+        blocks = make_blocks(world, 6)
+        swap(blocks, lambda: backward_of(world, blocks), device_budget_bytes=10**9)
+        fitted = FittedLayers(world.device, BudgetPlan(choices, 5 * 10**6, rates, table))
+        for place, block in enumerate(blocks):
+            setattr(block, MARK, FittedForward(fitted, place))
+        ys = [platform.set_requires_grad_(platform.full((ROWS, WIDTH), 0.5, real(world), world.device), True)]
+        for number, block in enumerate(blocks):
+            manager.set_current_group_name(f"layer {number}")
+            ys.append(block(ys[-1]))
+        manager.set_current_group_name(None)
+        before = manager.group_nbytes("layer 0")
+        assert before[0] == 0 < before[1]
+        platform.grad([platform.sum(ys[-1])], [ys[3]], retain_graph=True)
+        assert manager.group_nbytes("layer 0")[0] == before[1]
+        swap(platform.sin, ys[0])
+        assert manager.group_nbytes("layer 0") == before
+        del ys
+        assert_equal(step(world, plain, blocks, (0,)), expected)
+
+
+@distributed(world_size=1)
 def test_another_budget_replaces_the_one_before_and_a_step_that_fails_leaves_none(world: World) -> None:
     expected = step(world, plain, make_blocks(world), (0,))
     with late_copies() as manager:

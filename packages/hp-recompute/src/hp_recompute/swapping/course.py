@@ -49,7 +49,7 @@ class Course:
         for each in self._timetable.fetches[place]:
             group = self._group(each)
             if group is not None and group.is_on_host:
-                group.launch_load()
+                group.manager.fetch_ahead(group)
 
     def _group(self, place: int) -> Group | None:
         ref = self._groups.get(place)

@@ -231,8 +231,12 @@ class SwapManager(NamedGroups):
                 continue
             if not all(self._rooms[device].takes(nbytes) for device, nbytes in each.host_nbytes().items()):
                 return
-            each.launch_load()
-            self._ahead.append(each)
+            self.fetch_ahead(each)
+
+    def fetch_ahead(self, group: Group) -> None:
+        """Before backward comes to it; if it does not, it is given back."""
+        group.launch_load()
+        self._ahead.append(group)
 
     def _give_back_ahead(self) -> None:
         """What was fetched for a backward that did not come: a forward begins."""
