@@ -13,7 +13,7 @@ import pytest
 from hp_dtensor import DTensor
 from hp_fsdp import HSDPModule, fully_shard
 from hp_fsdp.unit import units_in
-from hp_platform.testing import World, assert_parity, distributed
+from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fsdp_models import (
@@ -233,6 +233,45 @@ def test_whole_parameters_are_there_after_unshard_and_gone_after_reshard(world: 
     assert np.array_equal(platform.to_numpy(head.weight), expected)
     twins.sharded.reshard()
     assert tuple(local(head.weight).shape) == ((2, 4) if world.rank == 0 else (1, 4))
+
+
+@pytest.mark.parametrize(
+    "has_backward", [True, False], ids=["kept behind backward", "of a loss that was dropped"]
+)
+@distributed(world_size=2)
+def test_unshard_gathers_anew_what_was_written_since_the_last_pass(world: World, has_backward: bool) -> None:
+    twins, platform = Twins(world), world.platform
+    twins.sharded.set_reshard_after_backward(not has_backward)
+    head = platform.get_submodule(twins.sharded, "head")
+    loss = twins.loss(0)
+    if has_backward:
+        twins.backward(loss)
+    for model in (twins.reference, twins.sharded):
+        for _, parameter in platform.named_parameters(model):
+            platform.set_grad(local(parameter), None)
+            platform.mul_(platform.detach(local(parameter)), 0.5)
+    twins.sharded.unshard()
+    expected = numpy_of(platform, twins.reference, platform.detach)["head.weight"]
+    assert np.array_equal(platform.to_numpy(head.weight), expected)
+    twins.backward(twins.loss(1))
+    twins.backward(twins.reference_loss(1))
+    twins.step()
+    twins.check("parameters")
+
+
+@distributed(world_size=2)
+def test_unshard_between_forward_and_backward_leaves_what_is_there(world: World) -> None:
+    twins, platform = Twins(world), world.platform
+    loss = twins.loss(0)
+    with count_collectives() as counted:
+        twins.sharded.unshard()
+    if platform.supports("version_counter", world.device):
+        counted.assert_counts()
+    twins.sharded.reshard()
+    twins.backward(loss)
+    twins.backward(twins.reference_loss(0))
+    twins.step()
+    twins.check("parameters")
 
 
 @distributed(world_size=2)

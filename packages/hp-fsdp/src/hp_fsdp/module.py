@@ -51,13 +51,15 @@ class HSDPModule:
         gather runs beside what follows, and the handle's ``wait()`` shows the parameters; else None is returned.
         ValueError unless ``async_op`` is a bool.
         Communication: one all-gather per compute dtype over the shard group (for the root also for each of its large layers, see
-        :func:`hp_fsdp.fully_shard`); all its ranks must call. None if they are there.
+        :func:`hp_fsdp.fully_shard`); all its ranks must call. None if they are there, and the shards were not written since.
         """
         unit = _unit(self)
         is_async = _flag("async_op", async_op)
-        context_of(unit)
+        runs = context_of(unit).runs
         for each in (unit, *unit.parts):
             each.hooks.check_values()
+            if not runs and each.is_outdated():
+                each.reshard()
             each.launch_gather()
             each.gathered_in_pass = None
         handle = UnshardHandle(unit)

@@ -10,7 +10,7 @@ from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places
 from hp_fsdp.reduce import Reduction
 from hp_fsdp.shard_gradients import clear_main_grad
-from hp_fsdp.states import Uses
+from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.summation import Summation
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform.platform import Platform
@@ -48,6 +48,19 @@ class Unit(UnitParameters):
         found = self.unrecorded
         is_asked = found is not None and found.pass_number == pass_number and self.platform.is_grad_enabled()
         return found if is_asked else None
+
+    def is_outdated(self) -> bool:
+        """Whether the shards were written, or may have been, since the last pass has gathered what is there, or kept of it in the small
+        world. What was gathered by hand counts as it is.
+        """
+        is_kept = self.small_world is not None and self.small_world.is_full
+        if self.gathered_in_pass is None or (self.state is ShardState.SHARDED and not is_kept):
+            return False
+        counts = self.platform.supports("version_counter", self.places.device)
+        uses = self.uses if counts else None
+        if uses is None or uses.pass_number != self.gathered_in_pass:
+            return True
+        return uses.versions != self.shard_versions()
 
     def before_backward(self, uses: Uses) -> None:
         """Gradients have reached an output of a call."""
