@@ -142,6 +142,20 @@ def test_amsgrad_that_is_switched_on_begins_with_what_has_landed(world: World) -
 
 
 @distributed(world_size=1)
+def test_a_moment_that_somebody_has_exchanged_goes_to_the_host_too(world: World) -> None:
+    platform = world.platform
+    for kind in ways(world, AdamW):
+        twins = Twins(world, [(40, 30)], (kind, AdamW), offloaded=small_buckets(world), lr=0.1, fused=False)
+        twins.step()
+        for each, parameter in ((twins.a, twins.offloaded[0]), (twins.b, twins.beside[0])):
+            turned = platform.full((30, 40), 0.25, twins.dtype, world.device)
+            each.state[parameter]["exp_avg_sq"] = platform.transpose(turned, 0, 1)
+        for _ in range(2):
+            twins.step()
+            twins.check()
+
+
+@distributed(world_size=1)
 def test_an_update_that_fails_leaves_no_copy_that_the_computation_does_not_wait_for(world: World) -> None:
     platform, calls = world.platform, list[int]()
     if not platform.supports("write_into_view", world.device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 from hp_optim.adamw.kernel import moments, state_dtype
@@ -32,8 +33,8 @@ class Member:
         self.state = state
         self.division = division
         self.device = platform.device_of(local_of(parameter))
-        self._known: Any = None
-        """The first moment that was found as it must be."""
+        self._known: tuple[Any, ...] = ()
+        """The moments that were found as they must be."""
 
     def target(self) -> Tensor:
         """What is updated: the local tensor, or a piece of it."""
@@ -61,20 +62,20 @@ class Member:
 
         Communication: none, unless state came from elsewhere and lies otherwise; see :meth:`_taken_over`.
         """
+        keys, known = moments(group), self._known
         entry = self.state.get(self.parameter)
         if entry:
-            first = entry[moments(group)[0]]
-            if first is not self._known or len(moments(group)) > 2:
+            if len(keys) != len(known) or not all(map(is_, map(entry.get, keys), known)):
                 self._taken_over(group, entry)
             return entry
         entry = self.state[self.parameter]
         target, platform = self.target(), self.platform
-        for key in moments(group):
+        for key in keys:
             dtype = state_dtype(platform, target, gradient)
             entry[key] = self.placed(self.home.zeros(tuple(target.shape), dtype, self.device))
         if group["step"] > 1:
             entry[MISSED] = group["step"] - 1
-        self._known = entry[moments(group)[0]]
+        self._known = tuple(entry[key] for key in keys)
         return entry
 
     def placed(self, local: Tensor) -> Any:
@@ -121,7 +122,7 @@ class Member:
             settled = self.home.settled(local, self.device)
             if settled is not local:
                 entry[key] = like(value, settled)
-        self._known = entry[moments(group)[0]]
+        self._known = tuple(entry[key] for key in moments(group))
 
     def _replaced(self, value: Any) -> Any:
         self.home.landed()
