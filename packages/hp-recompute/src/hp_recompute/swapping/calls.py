@@ -79,7 +79,7 @@ def swap(
     a budget: there an all-gather of what the ranks have measured, some 100 bytes per layer.
 
     Raises RuntimeError for another answer of ``policy_fn``, and in backward if a saved tensor was changed in place; ValueError for what
-    is not callable and for wrong options.
+    is not callable and for wrong options; NotImplementedError for a budget on a device without a memory of its own.
     """
     if device_budget_bytes is not None:
         return _fitted(function, args, kwargs, device_budget_bytes)
