@@ -126,7 +126,8 @@ def _changes(side: Side, setting: Setting) -> dict[str, Any]:
         found = {}
         for name, parameter in optimized.named:
             value = parameter.detach()
-            found[name] = value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+            # Cloned: on one rank the full tensor is the parameter's own memory, and would change with it.
+            found[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
         return found
 
     before = values()

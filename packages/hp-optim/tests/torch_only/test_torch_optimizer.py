@@ -79,11 +79,13 @@ def test_a_copy_has_parameters_and_state_of_its_own(world: World) -> None:
 
 @distributed(world_size=1)
 def test_grad_scaler_leaves_out_a_step_whose_gradients_overflow(world: World) -> None:
-    a, optimizer = two()
+    # On the device of the scaler: torch's own reads its scale on the host before the copy of it has come.
+    a = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=world.device))
+    optimizer = descent([("a", a)])
     scaler = torch.amp.GradScaler(world.device, init_scale=4.0, enabled=True)
     scaler.scale(torch.ones((), device=world.device))
     for gradient, expected, steps in ((float("inf"), [1.0, 2.0], 0), (8.0, [0.0, 1.0], 1)):
-        a.grad = torch.full((2,), gradient)
+        a.grad = torch.full((2,), gradient, device=world.device)
         scaler.step(optimizer)
         scaler.update(4.0)
         assert values(a) == expected

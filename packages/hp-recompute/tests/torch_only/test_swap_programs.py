@@ -40,7 +40,7 @@ WRITES = {
     "add_": lambda x: x.add_(1.0),
     "mul_": lambda x: x.mul_(0.5),
     "sin_": lambda x: x.sin_(),
-    "part": lambda x: x[0].mul_(2.0),
+    "part": lambda x: x[:1].mul_(2.0),  # of what may have no rows
     "relu_": lambda x: x.relu_(),
 }
 PAIRS = {
