@@ -50,6 +50,22 @@ def test_five_steps_of_elementwise_optimizers_equal_one_process_and_communicate_
             assert_parity(parameters(models[1]), parameters(models[0]), **CLOSE, name=name)
 
 
+@pytest.mark.parametrize("name", ["AdamW, lists", "AdamW, fused", "SGD, fused"])
+@distributed(world_size=2, backends=TORCH)
+def test_what_an_optimizer_writes_is_gathered_where_whole_parameters_were_kept(
+    world: World, name: str
+) -> None:
+    models = (make(world), shard(make(world), make_mesh(world)))
+    models[1].set_reshard_after_backward(False)
+    optimizers = [OPTIMIZERS[name](model.parameters()) for model in models]
+    for step in range(NUM_STEPS):
+        for model, optimizer, samples in zip(models, optimizers, batch(world, step), strict=True):
+            loss_of(model, samples).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_parity(parameters(models[1]), parameters(models[0]), **CLOSE)
+
+
 @pytest.mark.parametrize("foreach", [True, False], ids=["lists", "one by one"])
 @distributed(world_size=(1, 2, 3, 4), backends=TORCH)
 def test_adafactor_sees_whole_rows_and_columns(world: World, foreach: bool) -> None:

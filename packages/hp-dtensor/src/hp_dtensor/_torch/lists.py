@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ def handlers() -> dict[Any, Callable[..., Any]]:
     for name in ELEMENTWISE.split():
         for function in (getattr(torch, f"_foreach_{name}{end}", None) for end in ("", "_")):
             if function is not None:
-                found[function] = _elementwise(function, writes=function.__name__.endswith("_"))
+                writes = function.__name__.endswith("_")
+                found[function] = _elementwise(_counting(function) if writes else function, writes=writes)
     for name in FUSED.split():
         function = getattr(torch, f"_fused_{name}_", None)
         if function is not None:
-            found[function] = _elementwise(function, writes=True)
+            found[function] = _elementwise(_counting(function), writes=True)
     found[torch._foreach_norm] = _norms
     check = torch._amp_foreach_non_finite_check_and_unscale_
     found[check] = partial(foreach.unscale, check)
@@ -48,6 +49,23 @@ def _elementwise(function: Any, *, writes: bool) -> Callable[..., Any]:
         return foreach.elementwise(function, args, kwargs, writes=writes)
 
     return handler
+
+
+def _counting(function: Any) -> Callable[..., Any]:
+    """Fused kernels count no writes, nor do torch_npu's functions for lists: whoever compares versions of shards would take them for
+    unwritten.
+    """
+
+    @wraps(function)
+    def run(xs: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        counted = [x for x in xs if not x.is_inference()]
+        before = [x._version for x in counted[:1]]
+        result = function(xs, *args, **kwargs)
+        if counted and counted[0]._version == before[0]:
+            torch.autograd.graph.increment_version(counted)
+        return result
+
+    return run
 
 
 def _norms(xs: Any, ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:  # noqa: A002 (torch's name)
