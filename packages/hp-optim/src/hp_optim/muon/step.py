@@ -48,6 +48,10 @@ class Step:
         self._platform, self._updated = platform, updated
         self._waiting: dict[int, list[tuple[Cut, Tensor]]] = {}
         """By parameter what has come of its update, where it can only be written as a whole."""
+        for each in updated:
+            if 0 in each.parameter.shape:
+                # Nothing to write, which counts as a write all the same: runtimes look at counts, and all ranks must find one.
+                platform.mul_(each.parameter, 1.0)
 
     # --- before
     def packed(self, batch: Batch) -> Tensor:
