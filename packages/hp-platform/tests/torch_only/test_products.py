@@ -15,7 +15,7 @@ def test_kernels_for_products_are_for_hopper_gpus_and_their_bits_depend_on_no_ot
     if world.device_type == "cpu":
         assert kernels is None
         return
-    products = kernels.products
+    products = type(kernels.products)(smallest=8)
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     generator = torch.Generator(world.device).manual_seed(0)
     for dtype in (torch.bfloat16, torch.float16):
@@ -33,6 +33,11 @@ def test_kernels_for_products_are_for_hopper_gpus_and_their_bits_depend_on_no_ot
                 assert torch.equal(products.square_add(gram[1:2], 2.0, -4.7)[0], square[1])
                 one = products.matmul_add(x[1:2], square[1:2], each[1:2], 1.0, 3.4)
                 assert torch.equal(one[0], applied[1])
+    # What takes the host longer to start than the device to compute.
+    small, large = (
+        torch.zeros(1, rows, 2048, device=world.device, dtype=torch.bfloat16) for rows in (1024, 2048)
+    )
+    assert kernels.products.gram(small) is None and (kernels.products.gram(large) is not None) == is_hopper
     # Rows that begin where the accelerator does not read, and dtypes that are exact.
     odd = torch.ones(2, 264, 263, device=world.device)
     assert products.gram(odd.to(torch.bfloat16)) is None

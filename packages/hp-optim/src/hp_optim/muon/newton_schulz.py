@@ -10,8 +10,8 @@ and ``A^2`` are symmetric, so half of each does: where the platform has kernels 
 instead of 2 m^2 n + m^3.
 
 [Note: batches and bits] A batch of matrices is one launch per product. What a matrix becomes does not depend on the others
-beside it, and equal batches give equal bits. In 16 bits on Hopper GPUs it does not depend on their number either: these products
-are kernels of our own. But libraries of products choose how they add up by the number of matrices too:
+beside it, and equal batches give equal bits. In 16 bits on Hopper GPUs, for ``min(m, n) >= 1536``, it does not depend on their
+number either: these products are kernels of our own. But libraries of products choose how they add up by the number of matrices too:
 MKL in float64 does it in another way for one than for several, cuBLAS for every number, MindSpore for long vectors. So in
 another batch a matrix may become another one by rounding of the dtype: 1e-15 in float64, 1e-6 in float32. Who needs the same bits
 keeps the batches the same.

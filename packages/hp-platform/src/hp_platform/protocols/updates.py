@@ -81,8 +81,8 @@ class UpdateOps(Protocol):
     def gram(self, x: Tensor) -> Tensor:
         """``x x^T (b, m, m)`` of a batch ``x (b, m, n)`` that may lie turned.
 
-        On Hopper GPUs in 16 bits only its lower triangle is computed, by a kernel whose result of a matrix does not depend on the
-        others; elsewhere it is the framework's product.
+        On Hopper GPUs in 16 bits only its lower triangle is computed where ``m >= 1536``, by a kernel whose result of a matrix does not
+        depend on the others; elsewhere it is the framework's product.
         """
         ...
 

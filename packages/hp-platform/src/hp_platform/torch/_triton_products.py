@@ -7,6 +7,9 @@ and what is added 0.50 (0.61).
 [Note: launches] A launch costs the host more than a small product takes the GPU: descriptions of where operands lie are made in
 Python, one call of the driver each. They depend on addresses and shapes alone, and the allocator gives a loop the same memory in
 every turn. So what a launch passes to the driver is kept by these, and passed again.
+
+[Note: small matrices] Even so a launch takes the host 60 to 110 us, the library's 25 (a virtual Intel Xeon), and of matrices of 1024 rows it
+saves the GPU no more than 25. So small ones are left to the library, by the size of one matrix, never by how many there are.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ _MOST = 2**31 - 1
 _MOST_KEPT = 4096
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 _HOPPER = 90  # where the tiles are measured
+_SMALLEST = 1536  # see [Note: small matrices]
 
 
 class _Lying(NamedTuple):
@@ -67,9 +71,10 @@ _Operands: TypeAlias = tuple[_Lying, _Lying | None, _Lying | None, _Lying]
 
 
 class TritonProducts:
-    """See [Note: launches]."""
+    """See [Note: launches]. ``smallest``: rows of the symmetric matrix, at least; see [Note: small matrices]."""
 
-    def __init__(self) -> None:
+    def __init__(self, smallest: int = _SMALLEST) -> None:
+        self._smallest = smallest
         self._is_for: dict[torch.device, bool] = {}
         self._compiled: dict[Any, Any] = {}
         self._kept: dict[Any, Callable[[int], None]] = {}
@@ -77,14 +82,14 @@ class TritonProducts:
     def gram(self, x: torch.Tensor) -> torch.Tensor | None:
         """``x x^T`` of ``x (b, m, n)``; None for what the kernel does not know."""
         lying = _lying(x)
-        if lying is None or lying.rows % _MULTIPLE or not self._knows(x.device):
+        if lying is None or lying.rows % _MULTIPLE or not self._knows(x.device, lying.rows):
             return None
         return self._product(lying, None, None, 1.0, 0.0)
 
     def square_add(self, x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor | None:
         """``alpha x x + beta x`` of symmetric matrices; None for what the kernel does not know."""
         lying = _lying(x)
-        if lying is None or lying.is_turned or not self._knows(x.device):
+        if lying is None or lying.is_turned or not self._knows(x.device, lying.rows):
             return None
         return self._product(lying, None, lying, alpha, beta)
 
@@ -95,11 +100,13 @@ class TritonProducts:
         left, right, added = _lying(x), _lying(y), _lying(addend)
         if left is None or right is None or added is None or added.is_turned:
             return None
-        if not x.dtype == y.dtype == addend.dtype or not self._knows(x.device):
+        if not x.dtype == y.dtype == addend.dtype or not self._knows(x.device, left.cols):
             return None
         return self._product(left, right, added, alpha, beta)
 
-    def _knows(self, device: torch.device) -> bool:
+    def _knows(self, device: torch.device, rows: int) -> bool:
+        if rows < self._smallest:
+            return False
         found = self._is_for.get(device)
         if found is None:
             with torch.accelerator.device_index(device.index):
