@@ -33,6 +33,11 @@ def test_kernels_for_products_are_for_hopper_gpus_and_their_bits_depend_on_no_ot
                 assert torch.equal(products.square_add(gram[1:2], 2.0, -4.7)[0], square[1])
                 one = products.matmul_add(x[1:2], square[1:2], each[1:2], 1.0, 3.4)
                 assert torch.equal(one[0], applied[1])
+    # Shapes that do not match are for the framework to refuse or to repeat.
+    x = torch.zeros(2, 64, 128, device=world.device, dtype=torch.bfloat16)
+    assert products.square_add(x, 1.0, 1.0) is None
+    for other, addend in ((x, x), (x.mT[:1], x[:, :, :64]), (x.mT, x), (x.mT, x[:1, :, :64])):
+        assert products.matmul_add(addend.contiguous(), x, other, 1.0, 1.0) is None
     # What takes the host longer to start than the device to compute.
     small, large = (
         torch.zeros(1, rows, 2048, device=world.device, dtype=torch.bfloat16) for rows in (1024, 2048)

@@ -89,7 +89,12 @@ class TritonProducts:
     def square_add(self, x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor | None:
         """``alpha x x + beta x`` of symmetric matrices; None for what the kernel does not know."""
         lying = _lying(x)
-        if lying is None or lying.is_turned or not self._knows(x.device, lying.rows):
+        if (
+            lying is None
+            or lying.is_turned
+            or lying.rows != lying.cols
+            or not self._knows(x.device, lying.rows)
+        ):
             return None
         return self._product(lying, None, lying, alpha, beta)
 
@@ -99,6 +104,10 @@ class TritonProducts:
         """``alpha x y + beta addend``; None for what the kernel does not know."""
         left, right, added = _lying(x), _lying(y), _lying(addend)
         if left is None or right is None or added is None or added.is_turned:
+            return None
+        # What does not match is for the framework to refuse, or to repeat: the accelerator would read zeros behind the end.
+        fitting = (left.shape[0], left.rows, right.cols)
+        if left.cols != right.rows or right.shape[0] != fitting[0] or added.shape != fitting:
             return None
         if not x.dtype == y.dtype == addend.dtype or not self._knows(x.device, left.cols):
             return None
