@@ -68,6 +68,14 @@ class OffloadedStep(Step):
             transfers.wait(event)
         self._leaving.clear()
 
+    def end(self) -> None:
+        """The memory of all that travels is free, also of what came for batches that a step that failed has not reached."""
+        for _, events in self._coming.values():
+            for transfers, event in events:
+                transfers.wait(event)
+        self._coming.clear()
+        self.finish()
+
     def _wanted(self, batch: Batch) -> tuple[int, ...]:
         """Parameters whose momentum the batch reads or moves, and which is on the host."""
         named = dict.fromkeys((*batch.due, *(cut.parameter for cut in batch.packed_cuts)))

@@ -205,8 +205,10 @@ class MuonSteps(OptimizerSteps):
             run(self.platform, batches, Step(self.platform, updated), self._plans.streams)
             return
         step = OffloadedStep(self.platform, updated, batches, transfers)
-        run(self.platform, batches, step, self._plans.streams)
-        step.finish()
+        try:
+            run(self.platform, batches, step, self._plans.streams)
+        finally:  # also if a step fails: the memory of its copies is dropped
+            step.end()
 
     def _gathered(self) -> tuple[list[Updated], dict[int, Transfers], list[int], list[Any]]:
         """What is updated; the ways to momentum on the host; which of all parameters these are; and what plans depend on of each."""
