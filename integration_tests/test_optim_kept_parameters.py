@@ -33,20 +33,21 @@ def row(world: World) -> Any:
 @distributed(world_size=2)
 def test_a_rank_without_elements_counts_a_step_as_the_others_do(world: World, kind: Any) -> None:
     platform = world.platform
-    if not platform.supports("version_counter", world.device):
-        pytest.skip("writes are not counted, and all is gathered anew")
+    # Where writes are not counted all is gathered anew, with the same losses.
+    counts = platform.supports("version_counter", world.device)
     model = fully_shard(row(world), init_device_mesh(world.device_type, (2,)))
     model.set_reshard_after_backward(False)
     x = platform.full((2, 4), 1.0, "float32", world.device)
-    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer = kind([parameter for _, parameter in platform.named_parameters(model)], lr=0.1)
     (unit,) = units_in(platform, model)
     losses = []
     for _ in range(3):
         loss = platform.sum(model(x))
         losses.append(float(platform.to_numpy(platform.detach(loss))))
-        before = unit.shard_versions()
+        before = unit.shard_versions() if counts else None
         platform.backward([loss])
         optimizer.step()
         optimizer.zero_grad()
-        assert unit.shard_versions() != before
+        if counts:
+            assert unit.shard_versions() != before
     assert losses[0] > losses[1] > losses[2]
