@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
 from hp_platform.testing import distributed
-from hp_platform.testing.backends import Selection
+from hp_platform.testing.backends import Selection, known, prepare_worker, ranks_per_device
 from hp_platform.testing.decorator import cases, tag_of
 
 pytestmark = pytest.mark.once
@@ -21,8 +22,8 @@ def ids(selection: Selection, *args, **kwargs) -> list[str]:
     return [case.id + (" absent" if case.absence else "") for case in cases(tag, selection)]
 
 
-def running(*names: str, devices: dict[str, int] | None = None) -> Selection:
-    return Selection(names, {}, frozenset(names), frozenset(), devices or {})
+def running(*names: str, devices: dict[str, int] | None = None, ranks_per_device: int = 1) -> Selection:
+    return Selection(names, {}, frozenset(names), frozenset(), devices or {}, ranks_per_device)
 
 
 def test_a_test_has_a_case_for_each_backend_of_the_run_and_each_size() -> None:
@@ -39,6 +40,37 @@ def test_slow_backends_run_two_ranks_unless_the_test_needs_more() -> None:
 
 def test_more_ranks_than_devices_cannot_run() -> None:
     assert ids(running("cuda", devices={"cuda": 2}), (2, 4)) == ["cuda-w2", "cuda-w4 absent"]
+
+
+def test_ranks_share_devices_where_the_run_says_so_and_the_backend_can() -> None:
+    shared = running("cuda", "npu", devices={"cuda": 1, "npu": 1}, ranks_per_device=2)
+    assert ids(shared, (1, 2, 3)) == [
+        "cuda-w1",
+        "cuda-w2",
+        "cuda-w3 absent",
+        "npu-w1",
+        "npu-w2 absent",
+    ]
+    assert shared.header()[0].startswith("backends: cuda (1 devices, up to 2 ranks on each, nccl), npu (1 ")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two"])
+def test_ranks_per_device_are_a_whole_number(text) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"HP_TEST_RANKS_PER_DEVICE={text!r}: give a whole number")
+    ):
+        ranks_per_device({"HP_TEST_RANKS_PER_DEVICE": text})
+
+
+def test_a_worker_that_shares_its_device_is_a_host_of_its_own_to_nccl(monkeypatch) -> None:
+    monkeypatch.setenv("NCCL_HOSTID", "before")
+    prepare_worker(known("cuda"), 1)
+    assert os.environ["NCCL_HOSTID"] == "before"
+    for variable in known("cuda").sharing:
+        monkeypatch.setenv(variable, "before")  # so that it is as it was after this test
+    monkeypatch.setenv("HP_TEST_RANKS_PER_DEVICE", "2")
+    prepare_worker(known("cuda"), 1)
+    assert os.environ["NCCL_HOSTID"] == "rank-1"
 
 
 def test_an_absent_backend_is_told_only_if_the_run_names_it() -> None:

@@ -60,8 +60,10 @@ def prepare(backend_name: str, init: bool, timeout: timedelta, filters: Filters)
     if backend is PLAIN:
         return
     with strict(filters):
+        place = launch.environment()
+        assert place is not None, "workers are started with torchrun's variables"
+        prepare_worker(backend, place.rank)
         use_device(backend.device_type)
-        prepare_worker(backend)
         if init:
             from hp_platform.process_groups import init_process_group
 

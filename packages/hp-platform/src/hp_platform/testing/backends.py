@@ -22,6 +22,9 @@ SCALE_VARIABLE = "HP_TEST_TIMEOUT_SCALE"
 COUNT_VARIABLE = "HP_TEST_DEVICES"
 """How many devices have been counted, such as ``npu=8``: the plugin says so to the processes that it starts. Each would start
 one more process to count them again."""
+SHARE_VARIABLE = "HP_TEST_RANKS_PER_DEVICE"
+"""How many ranks may share a device, where a backend's communication can be told to let them. More ranks than devices test what
+is right, never what is fast: they take turns on the device."""
 PROBE_SECONDS = 60.0
 
 
@@ -44,6 +47,8 @@ class Backend:
     """Tests of more ranks run on this many unless they insist: slow backends."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the workers."""
+    sharing: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a worker that shares its device with others, ``{rank}`` its rank; none where they cannot."""
 
 
 _TORCH = {ENVIRONMENT_VARIABLE: "torch", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -54,7 +59,19 @@ BACKENDS: Mapping[str, Backend] = {
     for backend in (
         Backend("torch", "cpu", "gloo", ("torch",), "torch", environment=_TORCH),
         Backend(
-            "cuda", "cuda", "nccl", ("torch",), "torch", device_file="/dev/nvidiactl", environment=_TORCH
+            "cuda",
+            "cuda",
+            "nccl",
+            ("torch",),
+            "torch",
+            device_file="/dev/nvidiactl",
+            environment=_TORCH,
+            # NCCL refuses a device that two ranks of one host have, so each rank is a host to it, and they talk through sockets.
+            sharing={
+                "NCCL_HOSTID": "rank-{rank}",
+                "NCCL_SOCKET_IFNAME": "lo",
+                "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+            },
         ),
         Backend(
             "npu",
@@ -108,6 +125,14 @@ class Selection:
     required: frozenset[str]
     devices: Mapping[str, int]
     """How many devices the backends on accelerators have."""
+    ranks_per_device: int = 1
+    """See :data:`SHARE_VARIABLE`."""
+
+    def max_size(self, backend: Backend) -> int | None:
+        """How many ranks can run at most; None without bound."""
+        if backend.name not in self.devices:
+            return None
+        return self.devices[backend.name] * (self.ranks_per_device if backend.sharing else 1)
 
     def header(self) -> list[str]:
         """Lines for the report's head."""
@@ -120,14 +145,19 @@ class Selection:
         if backend.name not in self.devices:
             return f"{backend.name} ({backend.device_type}, {backend.communication})"
         emulated = "emulated " if backend.emulated_by and os.environ.get(backend.emulated_by) else ""
-        return f"{backend.name} ({self.devices[backend.name]} {emulated}devices, {backend.communication})"
+        shared = (
+            f", up to {self.ranks_per_device} ranks on each"
+            if self.ranks_per_device > 1 and backend.sharing
+            else ""
+        )
+        return f"{backend.name} ({self.devices[backend.name]} {emulated}devices{shared}, {backend.communication})"
 
 
 def select(variables: Mapping[str, str]) -> Selection:
     """Read ``HP_TEST_BACKENDS`` and ``HP_REQUIRE_BACKENDS`` (names with commas) and look what can run here.
 
-    Unset, the first means all backends that can run. ValueError for unknown names, for a required backend that is not
-    among the named ones, and for a required one that cannot run here.
+    Unset, the first means all backends that can run. ``HP_TEST_RANKS_PER_DEVICE`` is read, too. ValueError for unknown names, for
+    a required backend that is not among the named ones, and for a required one that cannot run here.
     """
     named = _names(variables, SELECT_VARIABLE)
     required = _names(variables, REQUIRE_VARIABLE)
@@ -154,7 +184,9 @@ def select(variables: Mapping[str, str]) -> Selection:
     for name in required:
         if name in absent:
             raise ValueError(f"{REQUIRE_VARIABLE} requires {name}, which cannot run here: {absent[name]}")
-    return Selection(tuple(running), absent, frozenset(named), frozenset(required), devices)
+    return Selection(
+        tuple(running), absent, frozenset(named), frozenset(required), devices, ranks_per_device(variables)
+    )
 
 
 def told(devices: Mapping[str, int]) -> str:
@@ -174,8 +206,21 @@ def timeout_scale(variables: Mapping[str, str]) -> float:
     return scale
 
 
-def prepare_worker(backend: Backend) -> None:
-    """What a backend wants once per worker process, before its first test."""
+def ranks_per_device(variables: Mapping[str, str]) -> int:
+    """The number that ``HP_TEST_RANKS_PER_DEVICE`` gives; 1 if it is not set. ValueError unless it is a whole number of at least 1."""
+    text = variables.get(SHARE_VARIABLE, "").strip() or "1"
+    if not text.isdecimal() or not int(text):
+        raise ValueError(
+            f"{SHARE_VARIABLE}={text!r}: give a whole number of ranks, such as 2 for pairs on one device"
+        )
+    return int(text)
+
+
+def prepare_worker(backend: Backend, rank: int) -> None:
+    """What a backend wants once per worker process, before it joins the world."""
+    if ranks_per_device(os.environ) > 1:
+        for variable, value in backend.sharing.items():
+            os.environ[variable] = value.format(rank=rank)
     if backend.name == "mindspore":
         blocking = importlib.import_module("hp_platform.mindspore.blocking")
         blocking.launch_blocking()  # errors of asynchronous kernels would surface in a later, innocent test

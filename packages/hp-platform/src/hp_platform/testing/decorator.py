@@ -61,7 +61,7 @@ def distributed(
 
     Args:
         world_size: number of ranks, or several. On npu and mindspore sizes above 2 become 2, for time's sake; on cuda
-            sizes above the number of devices are skipped.
+            sizes above the number of devices (times ``HP_TEST_RANKS_PER_DEVICE``) are skipped.
         backends: of ``torch`` (cpu, gloo), ``cuda`` (nccl), ``npu`` (hccl), ``mindspore`` (cpu, mccl); None: all four; or
             ``plain``: processes without framework and world.
         timeout: seconds for the function on all ranks (times ``HP_TEST_TIMEOUT_SCALE``); default 60.
@@ -134,9 +134,13 @@ def cases(tag: Distributed, selection: Selection) -> list[Case]:
 def _case(tag: Distributed, backend: Backend, size: int, selection: Selection) -> Case:
     if backend.usual_max_size is not None:
         size = min(size, max(backend.usual_max_size, tag.min_world_size))
-    devices = selection.devices.get(backend.name, size)
     # Emulated devices are as many as the emulation is told; real ones are what there is.
-    lacking = f"{size} ranks need {size} devices, and there are {devices}" if size > devices else ""
+    most = selection.max_size(backend)
+    lacking = (
+        f"{size} ranks need {size} devices, and there are {selection.devices[backend.name]}"
+        if most is not None and size > most
+        else ""
+    )
     return Case(backend.name, size, lacking)
 
 
