@@ -6,8 +6,9 @@ They travel in the dtype they come in, and are added up in that of the result: s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from hp_fsdp.batches import Batch, cut_into_batches
 from hp_platform.collectives.unchecked import by_copies
@@ -20,13 +21,11 @@ from hp_platform.protocols.tensor import Tensor
 class _Turn:
     """The places of one batch, in one of the halves."""
 
-    copied: list[Tensor]
-    """This rank's row in the halves of the others, one rank after the other, and its large parts in its own."""
-    own: list[Tensor]
-    """The small parts of this rank's row in its own half."""
-    small: list[int]
-    """Which of the batch's parts are small; see :meth:`Halves.is_large`."""
-    large: list[int]
+    push: Callable[[Sequence[Tensor]], None]
+    """Parts of blocks go to this rank's row in the halves of the others, one rank after the other."""
+    small: list[Tensor]
+    """The small parts of this rank's row in its own half; see :meth:`Halves.is_large`."""
+    large: list[Tensor]
     rows: Tensor
     """``(ranks, numel)``: all rows in its own half."""
 
@@ -44,14 +43,15 @@ class PeerExchange:
         self._row_numel = halves.numel // group.size // ALIGNMENT * ALIGNMENT
         self._batches = cut_into_batches(sizes, self._row_numel)
         self._turns = [[self._places(batch, half) for batch in self._batches] for half in (0, 1)]
-        self._whole = [
-            [part.piece for part in batch.parts]
-            if all(part.numel == sizes[part.piece] for part in batch.parts)
-            else None
-            for batch in self._batches
+        own = [self._parts_for(batch, group.rank) for batch in self._batches]
+        self._own_parts = [
+            (
+                [place for place in places if not halves.is_large(place[2])],
+                [place for place in places if halves.is_large(place[2])],
+            )
+            for places in own
         ]
-        """Of each batch the pieces, if it has nothing but whole ones."""
-        self._splits = [[size] * group.size for size in sizes]
+        """Of each batch this rank's small and large parts: block, first element, elements."""
         self._nbytes = sum(sizes) * group.size * platform.itemsize(halves.dtype)
 
     def run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
@@ -63,28 +63,22 @@ class PeerExchange:
         by_copies(self.kind, group, self._nbytes, lambda: self._run(blocks, row, op), len(blocks))
 
     def _run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
-        platform, halves, own_rank = self.platform, self.halves, self.halves.group.rank
-        parts = platform.foreach_split(blocks, self._splits)
-        for number, batch in enumerate(self._batches):
+        platform, halves = self.platform, self.halves
+        narrow = platform.narrow
+        for number, (batch, (small, large)) in enumerate(zip(self._batches, self._own_parts, strict=True)):
             turn = self._turns[halves.turn()][number]
-            own = self._values(number, parts, own_rank)
-            theirs = [x for rank in halves.others for x in self._values(number, parts, rank)]
-            halves.copy_each(turn.copied, [*theirs, *(own[at] for at in turn.large)])
-            platform.foreach_copy_(turn.own, [own[at] for at in turn.small])
+            turn.push(blocks)
+            if large:
+                values = [narrow(blocks[block], 0, start, numel) for block, start, numel in large]
+                halves.copy_each(turn.large, values)
+            values = [narrow(blocks[block], 0, start, numel) for block, start, numel in small]
+            platform.foreach_copy_(turn.small, values)
             halves.barrier()
-            platform.reduce_rows_(platform.narrow(row, 0, batch.start, batch.numel), turn.rows, op)
+            platform.reduce_rows_(narrow(row, 0, batch.start, batch.numel), turn.rows, op)
 
-    def _values(self, number: int, parts: Sequence[Sequence[Tensor]], rank: int) -> list[Tensor]:
-        whole = self._whole[number]
-        if whole is not None:
-            return [parts[piece][rank] for piece in whole]
-        narrow, sizes, batch = self.platform.narrow, self._sizes, self._batches[number]
-        return [
-            parts[part.piece][rank]
-            if part.numel == sizes[part.piece]
-            else narrow(parts[part.piece][rank], 0, part.start, part.numel)
-            for part in batch.parts
-        ]
+    def _parts_for(self, batch: Batch, rank: int) -> list[tuple[int, int, int]]:
+        """Block, first element and elements of what goes to a rank."""
+        return [(part.piece, rank * self._sizes[part.piece] + part.start, part.numel) for part in batch.parts]
 
     def _places(self, batch: Batch, half: int) -> _Turn:
         platform, halves, numel = self.platform, self.halves, self._row_numel
@@ -98,12 +92,17 @@ class PeerExchange:
         flat = platform.narrow(halves.of(half, group.rank), 0, 0, group.size * numel)
         rows = platform.reshape(flat, (group.size, numel))
         is_large = [halves.is_large(part.numel) for part in batch.parts]
-        small, large = ([at for at, x in enumerate(is_large) if x is wanted] for wanted in (False, True))
-        own, others = own_row(group.rank), [place for rank in halves.others for place in own_row(rank)]
+        own = own_row(group.rank)
         return _Turn(
-            copied=[*others, *(own[at] for at in large)],
-            own=[own[at] for at in small],
-            small=small,
-            large=large,
+            push=halves.push(
+                [place for rank in halves.others for place in own_row(rank)],
+                [
+                    (block, first)
+                    for rank in halves.others
+                    for block, first, _ in self._parts_for(batch, rank)
+                ],
+            ),
+            small=[place for place, large in zip(own, is_large, strict=True) if not large],
+            large=[*compress(own, is_large)],
             rows=platform.narrow(rows, 1, 0, batch.numel),
         )

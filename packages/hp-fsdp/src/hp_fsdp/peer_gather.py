@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -23,9 +23,11 @@ class _Turn:
     """What this rank writes: its pieces, for the others, and where the parameters have small ones."""
     small: list[int]
     """Which of the batch's parts are small; see :meth:`Halves.is_large`."""
-    targets: list[Tensor]
-    """Where the others' pieces belong, and this rank's own large ones."""
-    sources: list[Tensor]
+    pull: Callable[[], None]
+    """The others' pieces come where they belong."""
+    large_targets: list[Tensor]
+    """Where this rank's own large pieces belong."""
+    large_sources: list[Tensor]
 
 
 class PeerGather:
@@ -64,7 +66,9 @@ class PeerGather:
             turn = self._turns[halves.turn()][number]
             self.platform.foreach_copy_(turn.own, values)
             halves.barrier()
-            halves.copy_each(turn.targets, turn.sources)
+            turn.pull()
+            if turn.large_targets:
+                halves.copy_each(turn.large_targets, turn.large_sources)
 
     def _taken_apart(self, pieces: Sequence[Tensor]) -> list[list[Tensor]]:
         found = []
@@ -98,9 +102,10 @@ class PeerGather:
         return _Turn(
             own=[*own_half, *(own_targets[at] for at in small)],
             small=small,
-            targets=[
-                *(place for rank in others for place in in_targets(rank)),
-                *compress(own_targets, is_large),
-            ],
-            sources=[*(place for rank in others for place in in_half(rank)), *compress(own_half, is_large)],
+            pull=self.halves.pull(
+                [place for rank in others for place in in_targets(rank)],
+                [place for rank in others for place in in_half(rank)],
+            ),
+            large_targets=list(compress(own_targets, is_large)),
+            large_sources=list(compress(own_half, is_large)),
         )

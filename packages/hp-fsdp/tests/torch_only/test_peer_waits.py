@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -49,6 +49,12 @@ class _PeerMemory:
     def copy_each(self, targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
+
+    def pull(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Callable[[], None]:
+        return lambda: self.copy_each(targets, sources)
+
+    def push(self, *_: object) -> None:
+        raise AssertionError("gathers pull")
 
     def barrier(self) -> None:
         try:

@@ -56,6 +56,20 @@ class _PeerMemory:
             target.copy_(value)
             self.pause()
 
+    def pull(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Callable[[], None]:
+        return lambda: self.copy_each(targets, sources)
+
+    def push(
+        self, places: Sequence[torch.Tensor], parts: Sequence[tuple[int, int]]
+    ) -> Callable[[Sequence[torch.Tensor]], None]:
+        pairs = list(zip(parts, places, strict=True))
+
+        def copy(blocks: Sequence[torch.Tensor]) -> None:
+            values = [blocks[block].narrow(0, start, place.shape[0]) for (block, start), place in pairs]
+            self.copy_each(places, values)
+
+        return copy
+
     def barrier(self) -> None:
         self.pause()
         self.shared.meeting.wait()

@@ -52,6 +52,7 @@ class Halves:
         self.others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
         """The other ranks. Each begins with its neighbour, so that not all read from one, or write to one."""
         self.copy_each = memory.copy_each
+        self.pull, self.push = memory.pull, memory.push
         self.barrier = memory.barrier
 
     def is_large(self, numel: int) -> bool:

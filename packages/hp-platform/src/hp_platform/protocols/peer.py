@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hp_platform.protocols.tensor import Tensor
@@ -27,6 +27,21 @@ class PeerMemory(Protocol):
 
     def copy_each(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Pairs of contiguous tensors of one dtype, one copy for each; one of both may be of another rank."""
+        ...
+
+    def pull(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Callable[[], None]:
+        """What copies parts of other ranks, ``sources``, into ``targets`` of this one whenever it is called, in any order. Contiguous and
+        of one dtype; the tensors stay these, while the memory below targets may come and go.
+        """
+        ...
+
+    def push(
+        self, places: Sequence[Tensor], parts: Sequence[tuple[int, int]]
+    ) -> Callable[[Sequence[Tensor]], None]:
+        """What copies parts of the tensors that it is given, 1-D and contiguous, into ``places``, 1-D ones of other ranks, in any
+        order. ``parts``: for each place the number of the tensor, and the first element in it. Who calls keeps the tensors until the
+        stream has done it.
+        """
         ...
 
     def barrier(self) -> None:

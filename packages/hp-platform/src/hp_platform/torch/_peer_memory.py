@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hp_platform.torch._peer_copies import Pull, Push
+
 MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -32,6 +34,7 @@ class SymmetricMemory:
         self._own = symmetric.empty(numel, dtype=dtype, device=device)
         self._group = group
         self._parts: list[torch.Tensor] = []
+        self._batches = owner.copy_batches()
         self._timeout_ms = max(1, timeout // MILLISECOND)
         owner.peer_nbytes = owner.peer_nbytes + self._own.nbytes
         weakref.finalize(self, _forget, owner, self._own.nbytes)
@@ -57,6 +60,14 @@ class SymmetricMemory:
             return
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
+
+    def pull(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Pull:
+        """One call of the driver, where it has got it."""
+        return Pull(self._batches, targets, sources)
+
+    def push(self, places: Sequence[torch.Tensor], parts: Sequence[tuple[int, int]]) -> Push:
+        """One call of the driver, where it has got it."""
+        return Push(self._batches, places, parts)
 
     def barrier(self) -> None:
         """A kernel of one block that signals all ranks, and waits for their signals. A rank that does not come within the group's

@@ -129,6 +129,10 @@ class AcceleratorDevice:
         """Nothing is known of other devices."""
         return None
 
+    def copy_batches(self) -> Any:
+        """Copies are made one by one."""
+        return None
+
     def fused_rows(self) -> Any:
         """Torch's."""
         return None

@@ -67,6 +67,10 @@ class TorchDevice(DeviceHandle, Protocol):
         """See :meth:`hp_platform.protocols.CommOps.peer_domain`."""
         ...
 
+    def copy_batches(self) -> Any:
+        """Whose one call makes many copies (:class:`hp_platform.torch.device._copy_batches.CopyBatches`); None: nobody's."""
+        ...
+
     def fused_rows(self) -> Any:
         """Whose kernel adds up rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
         ...

@@ -62,6 +62,10 @@ class CpuDevice(HostDevice):
         """Processes share no tensors."""
         return None
 
+    def copy_batches(self) -> Any:
+        """Copies are made one by one."""
+        return None
+
     def fused_rows(self) -> Any:
         """Torch's."""
         return None

@@ -13,6 +13,7 @@ import torch
 
 from hp_platform.torch.device._accelerator import AcceleratorDevice
 from hp_platform.torch.device._base import CommFacts
+from hp_platform.torch.device._copy_batches import CopyBatches, find_copy_batch
 
 _NCCL_DTYPES = frozenset(
     {
@@ -49,6 +50,12 @@ class _Using:
 
     def __exit__(self, *_: Any) -> None:
         torch._C._cuda_setStream(*self._before)
+
+
+def _stream_for_batches(device: int) -> int:
+    """The address of the current stream; 0 for the default one, and while a graph is captured: neither takes batches of copies."""
+    stream: int = torch._C._cuda_getCurrentRawStream(device)
+    return 0 if stream and torch._C._cuda_isCurrentStreamCapturing() else stream
 
 
 class CudaDevice(AcceleratorDevice):
@@ -121,6 +128,15 @@ class CudaDevice(AcceleratorDevice):
         devices = range(self.count())
         reach = all(torch.cuda.can_device_access_peer(a, b) for a in devices for b in devices if a != b)
         return _BOOT_ID.read_text().strip() if reach and _BOOT_ID.exists() else None
+
+    @cached_property
+    def _copy_batches(self) -> CopyBatches | None:
+        found = find_copy_batch()
+        return None if found is None else CopyBatches(found, _stream_for_batches)
+
+    def copy_batches(self) -> CopyBatches | None:
+        """By one call of the driver, where it has got it."""
+        return self._copy_batches
 
     @cached_property
     def _fused_rows(self) -> Any:
