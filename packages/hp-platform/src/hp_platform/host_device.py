@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hp_platform.protocols.device import Event, Stream
+from hp_platform.protocols.device import Event, Repeated, Stream
 from hp_platform.protocols.tensor import Tensor
+from hp_platform.repeated import WorkAsItIs
 
 
 class HostEvent:
@@ -150,6 +151,10 @@ class HostDevice:
 
     def empty_cache(self) -> None:
         """No effect."""
+
+    def repeated(self) -> Repeated:
+        """Nothing is recorded."""
+        return WorkAsItIs()
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """No profiler is known here; backends put theirs."""

@@ -21,7 +21,6 @@ class MindSporeUpdateOps:
 
     matmul: Any
     transpose: Any
-    matmul_add = staticmethod(_matmul.matmul_add)
 
     def adamw_(
         self,
@@ -91,24 +90,60 @@ class MindSporeUpdateOps:
                     kept = p.astype(wide) * exact_number(keep, wide)
                     write(p, kept + u.astype(wide) * exact_number(factor, wide))
 
-    def quotient(self, x: mindspore.Tensor, divisor: mindspore.Tensor, dtype: Any) -> mindspore.Tensor:
+    def move_by_(self, params: Tensors, updates: Tensors, numbers: mindspore.Tensor) -> None:
+        """Decay and update by numbers that the host reads."""
+        keep, factor = numbers.asnumpy().tolist()
+        self.move_(params, updates, keep=keep, factor=factor)
+
+    def quotient(
+        self,
+        x: mindspore.Tensor,
+        divisor: mindspore.Tensor,
+        dtype: Any,
+        *,
+        out: mindspore.Tensor | None = None,
+    ) -> mindspore.Tensor:
         """Quotient of rows."""
         wide = _computed(x) if NAME_OF[divisor.dtype] != "float64" else divisor.dtype
         with no_grad():
-            return (x.astype(wide) / divisor.astype(wide)).astype(resolve(dtype))
+            return _put((x.astype(wide) / divisor.astype(wide)).astype(resolve(dtype)), out)
 
-    def gram(self, x: mindspore.Tensor) -> mindspore.Tensor:
+    def matmul_add(
+        self,
+        add: mindspore.Tensor,
+        x: mindspore.Tensor,
+        y: mindspore.Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        out: mindspore.Tensor | None = None,
+    ) -> mindspore.Tensor:
+        """A product of batches and what is added to it."""
+        return _put(_matmul.matmul_add(add, x, y, alpha=alpha, beta=beta), out)
+
+    def gram(self, x: mindspore.Tensor, *, out: mindspore.Tensor | None = None) -> mindspore.Tensor:
         """Product with itself."""
         with no_grad():
-            return self.matmul(x, self.transpose(x, 1, 2))
+            return _put(self.matmul(x, self.transpose(x, 1, 2)), out)
 
-    def square_add(self, x: mindspore.Tensor, *, alpha: float, beta: float) -> mindspore.Tensor:
+    def square_add(
+        self, x: mindspore.Tensor, *, alpha: float, beta: float, out: mindspore.Tensor | None = None
+    ) -> mindspore.Tensor:
         """Square, and what is added to it."""
-        return _matmul.matmul_add(x, x, x, alpha=alpha, beta=beta)
+        return _put(_matmul.matmul_add(x, x, x, alpha=alpha, beta=beta), out)
 
     def view_base(self, x: mindspore.Tensor) -> None:
         """Unknown."""
         return
+
+
+def _put(result: mindspore.Tensor, out: mindspore.Tensor | None) -> mindspore.Tensor:
+    """``out`` with the values of the result; without one the result."""
+    if out is None:
+        return result
+    with no_grad():
+        write(out, result)
+    return out
 
 
 def _computed(x: mindspore.Tensor) -> Any:

@@ -8,7 +8,7 @@ time-outs) stand once, above, in :mod:`hp_platform.collectives` and its neighbou
 
 from hp_platform.protocols.autograd import AutogradOps
 from hp_platform.protocols.comm import CommOps, NativeWork
-from hp_platform.protocols.device import DeviceHandle, Event, Stream
+from hp_platform.protocols.device import DeviceHandle, Event, Repeated, Stream
 from hp_platform.protocols.nn import HookHandle, NNOps
 from hp_platform.protocols.random import RandomOps
 from hp_platform.protocols.scores import ScoreKernels, ScoreOps
@@ -25,6 +25,7 @@ __all__ = [
     "NNOps",
     "NativeWork",
     "RandomOps",
+    "Repeated",
     "ScoreKernels",
     "ScoreOps",
     "StorageOps",

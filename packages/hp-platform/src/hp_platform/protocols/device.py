@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,6 +50,36 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Wait on the host until the queue is empty."""
+        ...
+
+
+class Repeated(Protocol):
+    """Work that comes again on the same memory: see [Note: work that repeats] in :mod:`hp_platform.repeated`. For one thread at a time."""
+
+    @property
+    def failures(self) -> Mapping[Hashable, str]:
+        """By name what could not be recorded, and why: it is done as it is."""
+        ...
+
+    @property
+    def num_launched(self) -> int:
+        """How often records were launched."""
+        ...
+
+    def run(
+        self,
+        name: Hashable,
+        tensors: Sequence[Tensor],
+        work: Callable[[], None],
+        written: Sequence[Tensor] = (),
+    ) -> None:
+        """Let the device do ``work``, or the record of an earlier ``work`` of this name, stream and tensors.
+
+        ``work`` only starts work on the current stream, at least some: it allocates nothing, calls no collective, and does not wait. All
+        memory that it reads and writes belongs to ``tensors``; all else that it depends on, numbers too, is said by ``name``, as long as
+        this object lives. ``written``: those of whose writes others ask; they are counted whichever is done. What cannot be recorded is
+        done as it is, and a RuntimeWarning says so once.
+        """
         ...
 
 
@@ -138,4 +168,8 @@ class DeviceHandle(Protocol):
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """A named range in the profiler's timeline."""
+        ...
+
+    def repeated(self) -> Repeated:
+        """For work that comes again: one launch for many where ``supports("recorded_work")``, else it is done as it is."""
         ...

@@ -66,19 +66,38 @@ class UpdateOps(Protocol):
         """``p = keep p + factor u`` of each; updates may be narrower, and both parts of larger tensors. One pass on cuda."""
         ...
 
-    def quotient(self, x: Tensor, divisor: Tensor, dtype: DType) -> Tensor:
-        """``x (b, ...)`` by a divisor ``(b, 1, ...)``, in the wider of their dtypes, rounded to ``dtype`` once. One pass on cuda."""
+    def move_by_(self, params: Sequence[Tensor], updates: Sequence[Tensor], numbers: Tensor) -> None:
+        """:meth:`move_` by ``numbers (2,)``: ``keep`` and ``factor`` in float32 as they are when the device gets there. The same bits for
+        params of at most 32 bits.
+
+        The host does not wait where ``supports("numbers_on_device")`` for contiguous float32 params; else it reads them first.
+        """
+        ...
+
+    def quotient(self, x: Tensor, divisor: Tensor, dtype: DType, *, out: Tensor | None = None) -> Tensor:
+        """``x (b, ...)`` by a divisor ``(b, 1, ...)``, in the wider of their dtypes, rounded to ``dtype`` once. One pass on cuda.
+
+        ``out``, here and below: contiguous memory of the result's shape and dtype that becomes the result, and overlaps no operand.
+        With the same bits as without; without a copy where ``supports("out_products")``.
+        """
         ...
 
     def matmul_add(
-        self, add: Tensor, x: Tensor, y: Tensor, *, alpha: float = 1.0, beta: float = 1.0
+        self,
+        add: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """``beta * add + alpha * (x @ y)`` of batches: ``add (b, n, m)``, ``x (b, n, k)``, ``y (b, k, m)``, all of one dtype; not
         recorded. In one pass where the backend has it (torch: rounded once, at the end); on Hopper GPUs in 16 bits as :meth:`gram`.
         """
         ...
 
-    def gram(self, x: Tensor) -> Tensor:
+    def gram(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
         """``x x^T (b, m, m)`` of a batch ``x (b, m, n)`` that may lie turned.
 
         On Hopper GPUs in 16 bits only its lower triangle is computed where ``m >= 1536``, by a kernel whose result of a matrix does not
@@ -86,7 +105,7 @@ class UpdateOps(Protocol):
         """
         ...
 
-    def square_add(self, x: Tensor, *, alpha: float, beta: float) -> Tensor:
+    def square_add(self, x: Tensor, *, alpha: float, beta: float, out: Tensor | None = None) -> Tensor:
         """``alpha x x + beta x`` of a batch ``x (b, m, m)`` of symmetric matrices, rounded once where ``matmul_add`` is; as :meth:`gram`."""
         ...
 

@@ -79,14 +79,16 @@ class TritonProducts:
         self._compiled: dict[Any, Any] = {}
         self._kept: dict[Any, Callable[[int], None]] = {}
 
-    def gram(self, x: torch.Tensor) -> torch.Tensor | None:
-        """``x x^T`` of ``x (b, m, n)``; None for what the kernel does not know."""
+    def gram(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """``x x^T`` of ``x (b, m, n)``, in ``out`` or new memory, here and below; None for what the kernel does not know."""
         lying = _lying(x)
         if lying is None or lying.rows % _MULTIPLE or not self._knows(x.device, lying.rows):
             return None
-        return self._product(lying, None, None, 1.0, 0.0)
+        return self._product(lying, None, None, 1.0, 0.0, out)
 
-    def square_add(self, x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor | None:
+    def square_add(
+        self, x: torch.Tensor, alpha: float, beta: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """``alpha x x + beta x`` of symmetric matrices; None for what the kernel does not know."""
         lying = _lying(x)
         if (
@@ -96,10 +98,16 @@ class TritonProducts:
             or not self._knows(x.device, lying.rows)
         ):
             return None
-        return self._product(lying, None, lying, alpha, beta)
+        return self._product(lying, None, lying, alpha, beta, out)
 
     def matmul_add(
-        self, addend: torch.Tensor, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float
+        self,
+        addend: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        alpha: float,
+        beta: float,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """``alpha x y + beta addend``; None for what the kernel does not know."""
         left, right, added = _lying(x), _lying(y), _lying(addend)
@@ -111,7 +119,7 @@ class TritonProducts:
             return None
         if not x.dtype == y.dtype == addend.dtype or not self._knows(x.device, left.cols):
             return None
-        return self._product(left, right, added, alpha, beta)
+        return self._product(left, right, added, alpha, beta, out)
 
     def _knows(self, device: torch.device, rows: int) -> bool:
         if rows < self._smallest:
@@ -124,11 +132,19 @@ class TritonProducts:
         return found
 
     def _product(
-        self, x: _Lying, y: _Lying | None, addend: _Lying | None, alpha: float, beta: float
-    ) -> torch.Tensor:
+        self,
+        x: _Lying,
+        y: _Lying | None,
+        addend: _Lying | None,
+        alpha: float,
+        beta: float,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor | None:
         """Without ``y`` of ``x`` and itself, transposed: a symmetric result."""
         count, rows, cols = x.shape[0], x.rows, x.rows if y is None else y.cols
-        result = x.tensor.new_empty((count, rows, cols))
+        result = x.tensor.new_empty((count, rows, cols)) if out is None else out
+        if out is not None and not _is_result(out, (count, rows, cols), x.tensor):
+            return None
         operands = (x, y, addend, _Lying(result, (count, rows, cols), (rows * cols, cols, 1), False))
         device = result.device
         key = (device, result.dtype, alpha, beta, *(each and each.place for each in operands))
@@ -194,6 +210,11 @@ def num_tiles(count: int, rows: int, cols: int, *, is_symmetric: bool) -> int:
     """Of all matrices."""
     down = -(-rows // _SIDE)
     return count * (down * (down + 1) // 2 if is_symmetric else down * -(-cols // _SIDE))
+
+
+def _is_result(out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> bool:
+    """Whether the accelerator writes there what it would write to new memory; the framework says what is wrong with it, or copies."""
+    return out.shape == shape and out.dtype == like.dtype and out.is_contiguous() and out.data_ptr() % 16 == 0
 
 
 def _lying(x: torch.Tensor) -> _Lying | None:

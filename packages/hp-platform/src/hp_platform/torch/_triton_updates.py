@@ -92,6 +92,28 @@ def _four_moves_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _move_by_kernel(param, update, length, numbers, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    _move(param, update, length, tl.program_id(0), tl.load(numbers), tl.load(numbers + 1), BLOCK)
+
+
+@triton.jit(do_not_specialize=["end0", "end1", "end2"])  # type: ignore[untyped-decorator]
+def _four_moves_by_kernel(  # type: ignore[no-untyped-def]
+    p0, p1, p2, p3, u0, u1, u2, u3,
+    n0, n1, n2, n3, end0, end1, end2, numbers, BLOCK: tl.constexpr
+):  # fmt: skip
+    block = tl.program_id(0)
+    if block < end0:
+        p, u, n, first = p0, u0, n0, 0
+    elif block < end1:
+        p, u, n, first = p1, u1, n1, end0
+    elif block < end2:
+        p, u, n, first = p2, u2, n2, end1
+    else:
+        p, u, n, first = p3, u3, n3, end2
+    _move(p, u, n, block - first, tl.load(numbers), tl.load(numbers + 1), BLOCK)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _quotient_kernel(x, divisor, out, length, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -118,6 +140,10 @@ class TritonUpdates:
         """``p = keep p + factor u`` of each ``(p, u)``. Returns those that the kernel does not know."""
         return self._each(_move_kernel, _four_moves_kernel, entries, (float(keep), float(factor)), ())
 
+    def move_by(self, entries: Iterable[Tensors], numbers: torch.Tensor) -> list[Tensors]:
+        """:meth:`move` by ``numbers (2,)`` in float32 on the device, ``keep`` and ``factor``."""
+        return self._each(_move_by_kernel, _four_moves_by_kernel, entries, (numbers,), ())
+
     def quotient(self, x: torch.Tensor, divisor: torch.Tensor, out: torch.Tensor) -> bool:
         """``out = x / divisor``: one float32 number for each entry of the first dim of ``x``. False, and nothing done, for what the
         kernel does not know.
@@ -136,7 +162,7 @@ class TritonUpdates:
         of_one: Any,
         of_four: Any,
         entries: Iterable[Tensors],
-        numbers: tuple[float, ...],
+        numbers: tuple[float | torch.Tensor, ...],
         constants: tuple[Any, ...],
     ) -> list[Tensors]:
         """Of entries on one device, whose first tensor is written; those that do not fit."""
@@ -166,7 +192,7 @@ class TritonUpdates:
         kernel: Any,
         dtypes: tuple[torch.dtype, ...],
         entries: list[Tensors],
-        numbers: tuple[float, ...],
+        numbers: tuple[float | torch.Tensor, ...],
         constants: tuple[Any, ...],
     ) -> None:
         """Of one to four entries that are even: few launches, and none so short that starting it takes as long."""
@@ -182,14 +208,13 @@ class TritonUpdates:
             *ends[-1:] * (3 - len(ends)),
             *numbers,
         )
-        key = (kernel, entries[0][0].device.index, constants, *dtypes)
+        key = (kernel, entries[0][0].device.index, constants, *dtypes, *_kinds(numbers))
         grid = (ends[-1], 1, 1)
         found = self._compiled.get(key)
         if found is None:
             self._compiled[key] = kernel[grid](*operands, *arguments, *constants, _BLOCK, **_OPTIONS)
         else:
-            # Of a tensor the launcher asks the driver whether its memory can be reached.
-            found[grid](*[x.data_ptr() for x in operands], *arguments, *constants, _BLOCK)
+            found[grid](*_passed(operands), *_passed(arguments), *constants, _BLOCK)
 
     def _launch(
         self,
@@ -197,7 +222,7 @@ class TritonUpdates:
         rows: int,
         length: int,
         tensors: Tensors,
-        numbers: tuple[float, ...],
+        numbers: tuple[float | torch.Tensor, ...],
         constants: tuple[Any, ...],
     ) -> None:
         """Of ``length`` elements, ``rows`` times."""
@@ -208,6 +233,7 @@ class TritonUpdates:
             tensors[0].device.index,
             constants,
             *kinds,
+            *_kinds(numbers),
             length == 1,
             length % 16 == 0,
             length >= 2**31,
@@ -217,7 +243,17 @@ class TritonUpdates:
         if found is None:
             self._compiled[key] = kernel[grid](*tensors, length, *numbers, *constants, _BLOCK, **_OPTIONS)
         else:
-            found[grid](*[x.data_ptr() for x in tensors], length, *numbers, *constants, _BLOCK)
+            found[grid](*_passed(tensors), length, *_passed(numbers), *constants, _BLOCK)
+
+
+def _passed(arguments: Iterable[Any]) -> list[Any]:
+    """Tensors by their addresses: of a tensor the launcher asks the driver whether its memory can be reached."""
+    return [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def _kinds(numbers: Iterable[Any]) -> list[bool]:
+    """What a compiled kernel depends on of those that are tensors."""
+    return [x.data_ptr() % 16 == 0 for x in numbers if isinstance(x, torch.Tensor)]
 
 
 def _fits(*tensors: torch.Tensor) -> bool:

@@ -111,15 +111,29 @@ class TorchUpdateOps:
         for p, version in zip(params, before, strict=True):  # kernels of our own count nothing either
             count_writes((p,), version)
 
-    def quotient(self, x: torch.Tensor, divisor: torch.Tensor, dtype: Any) -> torch.Tensor:
+    def move_by_(self, params: Tensors, updates: Tensors, numbers: torch.Tensor) -> None:
+        """Decay and update by numbers on the device."""
+        kernels = self._kernels(params)
+        with torch.no_grad():
+            rest = list(zip(params, updates, strict=True))
+            if kernels is not None:
+                rest = kernels.move_by(rest, numbers)
+            if rest:
+                keep, factor = numbers.tolist()
+                self.move_([p for p, _ in rest], [u for _, u in rest], keep=keep, factor=factor)
+
+    def quotient(
+        self, x: torch.Tensor, divisor: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Quotient of rows."""
         kernels = self._kernels((x,))
         with torch.no_grad():
             if kernels is not None:
-                out = torch.empty(x.shape, dtype=resolve(dtype), device=x.device)
-                if kernels.quotient(x, divisor, out):
-                    return out
-            return (x / divisor).to(resolve(dtype))
+                found = torch.empty(x.shape, dtype=resolve(dtype), device=x.device) if out is None else out
+                if kernels.quotient(x, divisor, found):
+                    return found
+            quotient = (x / divisor).to(resolve(dtype))
+            return quotient if out is None else out.copy_(quotient)
 
     def matmul_add(
         self,
@@ -129,26 +143,29 @@ class TorchUpdateOps:
         *,
         alpha: float = 1.0,
         beta: float = 1.0,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A product of batches and what is added to it, by one kernel."""
         kernels = self._kernels((x,))
         with _plain(x):
-            found = None if kernels is None else kernels.products.matmul_add(add, x, y, alpha, beta)
-            return torch.baddbmm(add, x, y, beta=beta, alpha=alpha) if found is None else found
+            found = None if kernels is None else kernels.products.matmul_add(add, x, y, alpha, beta, out)
+            return torch.baddbmm(add, x, y, beta=beta, alpha=alpha, out=out) if found is None else found
 
-    def gram(self, x: torch.Tensor) -> torch.Tensor:
+    def gram(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Product with itself."""
         kernels = self._kernels((x,))
         with _plain(x):
-            found = None if kernels is None else kernels.products.gram(x)
-            return torch.bmm(x, x.transpose(1, 2)) if found is None else found
+            found = None if kernels is None else kernels.products.gram(x, out)
+            return torch.bmm(x, x.transpose(1, 2), out=out) if found is None else found
 
-    def square_add(self, x: torch.Tensor, *, alpha: float, beta: float) -> torch.Tensor:
+    def square_add(
+        self, x: torch.Tensor, *, alpha: float, beta: float, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Square, and what is added to it."""
         kernels = self._kernels((x,))
         with _plain(x):
-            found = None if kernels is None else kernels.products.square_add(x, alpha, beta)
-            return torch.baddbmm(x, x, x, alpha=alpha, beta=beta) if found is None else found
+            found = None if kernels is None else kernels.products.square_add(x, alpha, beta, out)
+            return torch.baddbmm(x, x, x, alpha=alpha, beta=beta, out=out) if found is None else found
 
     def _kernels(self, xs: Tensors) -> Any:
         return self._devices[xs[0].device.type].fused_updates() if xs else None

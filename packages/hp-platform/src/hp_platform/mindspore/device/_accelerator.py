@@ -10,7 +10,8 @@ import mindspore
 from mindspore import mint
 
 from hp_platform.mindspore._dtypes import resolve
-from hp_platform.protocols.device import Event, Stream
+from hp_platform.protocols.device import Event, Repeated, Stream
+from hp_platform.repeated import WorkAsItIs
 
 
 class AcceleratorDevice:
@@ -108,6 +109,10 @@ class AcceleratorDevice:
     def empty_cache(self) -> None:
         """Give cached memory back."""
         mindspore.runtime.empty_cache()
+
+    def repeated(self) -> Repeated:
+        """Nothing is recorded."""
+        return WorkAsItIs()
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
         """No effect: MindSpore's profiler names ranges through marks of the vendor's tool."""

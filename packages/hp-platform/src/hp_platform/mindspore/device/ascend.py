@@ -21,6 +21,9 @@ class AscendDevice(AcceleratorDevice):
             "coalesced",
             "peer_memory",
             "fused_adamw",
+            "recorded_work",
+            "numbers_on_device",
+            "out_products",
             "version_counter",
             "double_backward",  # see [Note: second derivatives] in hp_platform.mindspore._autograd
             "torch_checkpoint",

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from hp_platform.protocols.device import Event, Stream
+from hp_platform.protocols.device import Event, Repeated, Stream
+from hp_platform.repeated import WorkAsItIs
 from hp_platform.torch._dtypes import resolve
 from hp_platform.torch.device._profiling import profiler_range
 
@@ -104,6 +105,10 @@ class AcceleratorDevice:
         self._api().empty_cache()
 
     profiler_range = staticmethod(profiler_range)
+
+    def repeated(self) -> Repeated:
+        """Nothing is recorded."""
+        return WorkAsItIs()
 
     def get_rng_state(self, device: str) -> Any:
         """State of a device's generator."""

@@ -40,8 +40,11 @@ class CommFacts:
 class TorchDevice(DeviceHandle, Protocol):
     """A device handle of the torch backend."""
 
-    missing: frozenset[str]
-    """Capabilities that tensors of this device lack."""
+    @property
+    def missing(self) -> frozenset[str]:
+        """Capabilities that tensors of this device lack."""
+        ...
+
     comm: CommFacts
     world_backend: str
     """The backend string of a default group made for this device."""

@@ -26,7 +26,9 @@ class CpuDevice(HostDevice):
     comm_backend = "gloo"
     world_backend = "gloo"
     rounds_like_ieee = True
-    missing = frozenset({"coalesced", "peer_memory", "streams", "memory_stats"})
+    missing = frozenset(
+        {"coalesced", "peer_memory", "streams", "memory_stats", "recorded_work", "numbers_on_device"}
+    )
     comm = CommFacts(
         # ProcessGroupGloo of torch 2.13 accepts AVG, that of 2.11 refuses it, and for integers it kills the launch.
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),

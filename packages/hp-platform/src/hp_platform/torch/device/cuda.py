@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from hp_platform.protocols.device import Repeated
+from hp_platform.repeated import RepeatedWork
 from hp_platform.torch.device._accelerator import AcceleratorDevice
 from hp_platform.torch.device._base import CommFacts
 from hp_platform.torch.device._copy_batches import CopyBatches, find_copy_batch
+from hp_platform.torch.device._cuda_graphs import GraphRecorder
 
 _NCCL_DTYPES = frozenset(
     {
@@ -58,6 +61,10 @@ def _stream_for_batches(device: int) -> int:
     return 0 if stream and torch._C._cuda_isCurrentStreamCapturing() else stream
 
 
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 class CudaDevice(AcceleratorDevice):
     """Handle of ``"cuda"``."""
 
@@ -65,7 +72,6 @@ class CudaDevice(AcceleratorDevice):
     comm_backend = "nccl"
     world_backend = "cpu:gloo,cuda:nccl"
     rounds_like_ieee = True
-    missing: frozenset[str] = frozenset()
     comm = CommFacts(
         reduce_ops=frozenset({"sum", "mean", "max", "min", "prod"}),
         reducible=_NCCL_DTYPES | {torch.int16},
@@ -75,6 +81,11 @@ class CudaDevice(AcceleratorDevice):
         uneven_lists=True,
         exchanges_lists=True,
     )
+
+    @cached_property
+    def missing(self) -> frozenset[str]:
+        """What depends on kernels in Triton, where it is not installed."""
+        return frozenset() if _has_triton() else frozenset({"numbers_on_device"})
 
     def is_available(self) -> bool:
         """Whether torch sees a device."""
@@ -112,10 +123,14 @@ class CudaDevice(AcceleratorDevice):
     def _event_type(self) -> type:
         return _Event
 
+    def repeated(self) -> Repeated:
+        """Recorded in graphs."""
+        return RepeatedWork(GraphRecorder(self, torch.cuda))
+
     @cached_property
     def _fused_draws(self) -> Any:
         # Triton comes with torch's CUDA builds; without it draws are composed.
-        if importlib.util.find_spec("triton") is None:
+        if not _has_triton():
             return None
         return importlib.import_module("hp_platform.torch._triton_launches").TritonDraws()
 
@@ -140,7 +155,7 @@ class CudaDevice(AcceleratorDevice):
 
     @cached_property
     def _fused_rows(self) -> Any:
-        if importlib.util.find_spec("triton") is None:
+        if not _has_triton():
             return None
         return importlib.import_module("hp_platform.torch._triton_rows").TritonRows()
 
@@ -150,7 +165,7 @@ class CudaDevice(AcceleratorDevice):
 
     @cached_property
     def _fused_updates(self) -> Any:
-        if importlib.util.find_spec("triton") is None:
+        if not _has_triton():
             return None
         return importlib.import_module("hp_platform.torch._triton_updates").TritonUpdates()
 
@@ -160,7 +175,7 @@ class CudaDevice(AcceleratorDevice):
 
     @cached_property
     def _fused_scores(self) -> Any:
-        if importlib.util.find_spec("triton") is None:
+        if not _has_triton():
             return None
         return importlib.import_module("hp_platform.torch._triton_scores").TritonScores()
 

@@ -32,7 +32,16 @@ class NpuDevice(AcceleratorDevice):
     world_backend = "cpu:gloo,npu:hccl"
     rounds_like_ieee = False
     # The cube units of Ascend multiply no float64, and HCCL refuses to reduce it.
-    missing = frozenset({"float64_compute", "reduce_float64", "peer_memory", "fused_adamw"})
+    missing = frozenset(
+        {
+            "float64_compute",
+            "reduce_float64",
+            "peer_memory",
+            "fused_adamw",
+            "recorded_work",
+            "numbers_on_device",
+        }
+    )
     comm = CommFacts(
         # HCCL itself has no mean; torch_npu's is a division behind the sum, and not in every form of the collectives.
         reduce_ops=frozenset({"sum", "max", "min", "prod"}),

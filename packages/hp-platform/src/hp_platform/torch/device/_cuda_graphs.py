@@ -1,0 +1,136 @@
+"""Records of work on cuda: graphs of launches that the driver keeps.
+
+[Note: graphs without memory] torch's own way to record gives every graph a pool of memory, collects garbage and empties the caches before. Here
+all memory is the caller's, so nothing of that is wanted, and a record in which something was allocated all the same is
+refused: it would hold that memory for as long as it lives. What libraries take once per stream, as workspaces of products, they have taken
+when the work was done the first time, on this stream.
+
+[Note: a failed record] Whatever in a work waits for the device ends its recording in an error. torch then leaves its allocator in
+the belief that the recording goes on, and in some versions its generator of random numbers, too. So the allocator is told, and a
+recording of next to nothing, which succeeds, sets the generator right.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from hp_platform.protocols.device import Event
+
+
+class _Device(Protocol):
+    def current_stream(self) -> Any: ...
+    def new_stream(self) -> Any: ...
+    def use_stream(self, stream: Any) -> AbstractContextManager[None]: ...
+
+
+class _Graph:
+    """A record of one stream."""
+
+    __slots__ = ("_graph", "_stream", "launch")
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph, self._stream = graph, stream
+        self.launch: Callable[[], None] = graph.replay
+
+    def mark(self) -> Event:
+        """Behind all that the stream has."""
+        event: Event = self._stream.record_event()
+        return event
+
+
+class GraphRecorder:
+    """Implements :class:`hp_platform.repeated.Recorder`. ``api``: torch's module of functions for the device."""
+
+    def __init__(self, device: _Device, api: Any) -> None:
+        self._device, self._api = device, api
+        self._side: dict[int, Any] = {}
+        """By index of a device the stream on which what runs on its default stream is recorded: that one records nothing."""
+
+    def place(self) -> Hashable | None:
+        """The current stream; None while it records."""
+        if self._api.is_current_stream_capturing():
+            return None
+        stream = self._device.current_stream()
+        return stream.device_index, stream.stream_id
+
+    def layout(self, x: torch.Tensor) -> Hashable:
+        """Address, dtype, shape and strides."""
+        return x.data_ptr(), x.dtype, x.shape, x.stride()
+
+    def record(self, work: Callable[[], None]) -> _Graph:
+        """A graph of what ``work`` launches. RuntimeError for what waits or allocates."""
+        api, stream = self._api, self._device.current_stream()
+        pool = api.graph_pool_handle()
+        # On the stream itself where it can be: launches keep its priority, and libraries the workspaces that they have for it.
+        is_default = stream == api.default_stream(stream.device)
+        with self._device.use_stream(self._side_of(stream) if is_default else stream), _garbage_waits():
+            graph = self._captured(work, pool, stream.device_index)
+        if api.memory_snapshot(pool):
+            graph.reset()
+            raise RuntimeError("it allocates memory on the device; give it all that it needs")
+        return _Graph(graph, stream)
+
+    def count_writes(self, xs: Sequence[torch.Tensor]) -> None:
+        """Where versions are counted."""
+        counted = [x for x in xs if not x.is_inference()]
+        if counted:
+            torch.autograd.graph.increment_version(counted)
+
+    def _captured(self, work: Callable[[], None], pool: Any, device: int) -> Any:
+        graph = self._api.CUDAGraph()
+        # Other threads may go on allocating, and asking whether collectives have ended.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            self._end(graph, pool, device, is_failure=True)
+            raise
+        self._end(graph, pool, device)
+        return graph
+
+    def _end(self, graph: Any, pool: Any, device: int, *, is_failure: bool = False) -> None:
+        try:
+            with warnings.catch_warnings():
+                if is_failure:  # what comes before an error may be nothing
+                    warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+                graph.capture_end()
+        except RuntimeError:
+            self._heal(pool, device)
+            if not is_failure:
+                raise
+
+    def _heal(self, pool: Any, device: int) -> None:
+        """See [Note: a failed record]."""
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+        graph = self._api.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
+            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_end()
+        graph.reset()
+
+    def _side_of(self, stream: Any) -> Any:
+        found = self._side.get(stream.device_index)
+        if found is None:
+            found = self._side[stream.device_index] = self._device.new_stream()
+        return found
+
+
+@contextmanager
+def _garbage_waits() -> Iterator[None]:
+    """Nothing is collected: what frees or destroys something of the device ends a recording."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

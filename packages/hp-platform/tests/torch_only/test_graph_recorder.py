@@ -1,0 +1,167 @@
+"""How work is recorded in graphs, by a stand-in for torch's module of functions that keeps its rules; the real one: conformance."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from hp_platform.torch.device._cuda_graphs import GraphRecorder
+
+
+class Stream:
+    device_index, device = 0, "cuda:0"
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
+
+    def record_event(self) -> str:
+        return f"event of {self.stream_id}"
+
+
+class Api:
+    """Functions, and the device whose they are."""
+
+    def __init__(self) -> None:
+        self.streams = [Stream(0), Stream(1)]
+        self.current = self.streams[0]
+        self.log: list[str] = []
+        self.recording: Stream | None = None
+        self.is_broken = False
+        self.allocated: list[int] = []
+
+    # --- of the device
+    def current_stream(self) -> Stream:
+        return self.current
+
+    def new_stream(self) -> Stream:
+        self.streams.append(Stream(len(self.streams)))
+        return self.streams[-1]
+
+    @contextmanager
+    def use_stream(self, stream: Stream) -> Any:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    # --- of torch
+    def default_stream(self, device: Any) -> Stream:
+        return self.streams[0]
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.recording is self.current
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 7)
+
+    def memory_snapshot(self, pool: Any) -> list[int]:
+        assert pool == (0, 7)
+        return self.allocated
+
+    def CUDAGraph(self) -> Any:  # noqa: N802
+        api = self
+
+        class Graph:
+            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+                assert capture_error_mode == "thread_local"
+                assert api.current is not api.streams[0], "the default stream records nothing"
+                assert api.recording is None
+                assert not gc.isenabled() or pool is None
+                api.recording = api.current
+                api.log.append(f"begin on {api.current.stream_id}")
+
+            def capture_end(self) -> None:
+                assert api.recording is api.current
+                api.recording = None
+                if api.is_broken:
+                    api.is_broken = False
+                    raise RuntimeError("invalidated")
+                api.log.append("end")
+
+            def replay(self) -> None:
+                api.log.append("replay")
+
+            def reset(self) -> None:
+                api.log.append("reset")
+
+        return Graph()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    found = Api()
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda device, pool, name=name: found.log.append(name))
+    return found
+
+
+def test_a_stream_records_itself_and_the_default_stream_has_another_one_do_it(api: Api) -> None:
+    recorder = GraphRecorder(api, api)
+    for stream, on in ((api.streams[0], 2), (api.streams[1], 1), (api.streams[0], 2)):
+        api.current = stream
+        api.log.clear()
+        seen = []
+        record = recorder.record(lambda seen=seen: seen.append(recorder.place()))
+        assert api.log == [f"begin on {on}", "end"]
+        assert seen == [None]
+        assert recorder.place() == (0, stream.stream_id)
+        record.launch()
+        assert api.log[-1] == "replay"
+        assert record.mark() == f"event of {stream.stream_id}"
+    assert len(api.streams) == 3
+    assert gc.isenabled()
+
+
+def test_what_allocates_is_refused(api: Api) -> None:
+    api.allocated = [2**21]
+    with pytest.raises(RuntimeError, match="it allocates memory on the device"):
+        GraphRecorder(api, api).record(lambda: None)
+    assert api.log == ["begin on 2", "end", "reset"]
+
+
+def test_what_raises_ends_its_recording(api: Api) -> None:
+    def wrong() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        GraphRecorder(api, api).record(wrong)
+    assert api.log == ["begin on 2", "end"]
+    assert api.recording is None and gc.isenabled() and api.current is api.streams[0]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_after_a_recording_that_broke_allocator_and_generator_are_set_right(api: Api, raises: bool) -> None:
+    def breaks() -> None:
+        api.is_broken = True
+        if raises:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted" if raises else "invalidated"):
+        GraphRecorder(api, api).record(breaks)
+    healed = ["_cuda_endAllocateToPool", "_cuda_releasePool", "begin on 2", "end", "reset"]
+    assert api.log == ["begin on 2", *healed]
+    assert api.recording is None and gc.isenabled()
+
+
+def test_layouts_tell_apart_whatever_kernels_depend_on(api: Api) -> None:
+    recorder = GraphRecorder(api, api)
+    x = torch.zeros(4, 6)
+    others = [x[1:], x.mT, x.view(torch.int32), x.view(6, 4), x[:, :3], torch.zeros(4, 6)]
+    layouts = [recorder.layout(each) for each in (x, *others)]
+    assert len(set(layouts)) == len(layouts)
+    assert recorder.layout(x.detach()) == layouts[0]
+
+
+def test_writes_are_counted_but_those_to_tensors_that_count_none(api: Api) -> None:
+    recorder = GraphRecorder(api, api)
+    x = torch.zeros(3)
+    with torch.inference_mode():
+        uncounted = torch.zeros(3)
+    recorder.count_writes([x, uncounted])
+    recorder.count_writes([uncounted])
+    assert x._version == 1
