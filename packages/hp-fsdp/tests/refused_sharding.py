@@ -112,7 +112,7 @@ CALLS: dict[str, Call] = {
     ),
     "a list of modules without forward": Call(
         lambda world, model: fully_shard(model.blocks),
-        r"a ModuleList has no forward, .*call fully_shard on each of its modules",
+        r"a ModuleList has no forward, .*call fully_shard on each of its modules, or on the module that it hangs in",
     ),
     "twice": Call(shard, r"HSDPModel is sharded already: call fully_shard once per module", before=shard),
     "in a list, once more": Call(

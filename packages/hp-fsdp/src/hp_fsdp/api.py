@@ -48,7 +48,7 @@ def fully_shard(
     optimizers after. The class of the module becomes a :class:`HSDPModule` as well.
 
     Args:
-        module: has a ``forward``, and parameters that are equal on all ranks; or a list of such modules, which become one unit
+        module: has a ``forward``, or registered methods, and parameters equal on all ranks; or a list of such modules, which become one unit
             (whole from the first that is called until the last has ended). Parameters on the meta device stay there as
             pieces: ``model.to_empty(device=...)`` and initialise them before the first forward.
         mesh: 1-D: shard over it. 2-D: dim 0 replicates, dim 1 shards; sizes (n, 1) are plain data parallel training. None: 1-D
@@ -92,7 +92,7 @@ def fully_shard(
     Memory: the pieces, at most two whole units besides the root's own, and the buffers of two reductions; for copies between
     GPUs up to 62 MiB for gathers and 62 MiB for reductions, for each dtype in use (``memory_plan(model).peers``).
 
-    Errors: ValueError for a module that is none, is sharded already, or has no forward; for a mesh that does not fit; for a
+    Errors: ValueError for a module that is none, is sharded already, or is a list or dict without a forward; for a mesh that does not fit; for a
     parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError
     where the framework cannot free memory below a tensor. In backward, RuntimeError if parameters were written since forward (as
     far as the framework counts writes).

@@ -29,11 +29,19 @@ def checked_modules(platform: Platform, given: Any) -> list[Any]:
     for module in roots:
         if unit_of(module) is not None:
             raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once per module")
-        if isinstance(module, platform.ModuleList):
+        if _is_container(platform, module):
             raise ValueError(
-                "a ModuleList has no forward, so nothing would gather its parameters: call fully_shard on each of its modules"
+                f"a {type(module).__name__} has no forward, so nothing would gather its parameters: call fully_shard on each of its "
+                "modules, or on the module that it hangs in"
             )
     return roots
+
+
+def _is_container(platform: Platform, module: Any) -> bool:
+    """Whether it is a list or dict of modules or parameters without a forward. Other modules may have methods in its place."""
+    forward = getattr(module, "forward", None)
+    own = getattr(forward, "__func__", forward)
+    return hasattr(type(module), "__len__") and own is getattr(platform.Module, "forward", None)
 
 
 def checked_mesh(platform: Platform, modules: Sequence[Any], mesh: Any) -> DeviceMesh:
