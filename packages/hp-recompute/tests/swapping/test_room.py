@@ -14,7 +14,8 @@ import pytest
 
 from hp_platform.testing import World, distributed
 from hp_recompute import CheckpointPolicy, checkpoint, swap, swap_wrapper
-from hp_recompute.swapping.late_copies import late_copies
+from hp_recompute.swapping.copies import copies_on_streams
+from hp_recompute.swapping.late_copies import LateCopies, late_copies
 from hp_recompute.swapping.manager import SwapManager, use_manager
 from hp_recompute.swapping.order import MOST
 from hp_recompute.swapping.room import Room
@@ -274,9 +275,9 @@ def test_outputs_that_two_groups_save_move_with_the_second_for_both(world: World
 @distributed(world_size=1)
 def test_groups_move_on_streams_of_the_callers(world: World) -> None:
     platform, device = world.platform, world.platform.device(world.device)
-    with (
-        use_manager(SwapManager()) if platform.supports("streams", world.device) else late_copies() as manager
-    ):
+    on_streams = platform.supports("streams", world.device)
+    own = SwapManager(copies=copies_on_streams) if on_streams else SwapManager(copies=LateCopies)
+    with use_manager(own) as manager:
         stream = device.new_stream()
         for name, moved in (("first", stream), ("second", None), ("third", stream)):
             manager.ensure_group(name)

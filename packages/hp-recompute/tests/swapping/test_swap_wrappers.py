@@ -20,7 +20,7 @@ from hp_recompute import (
     swap_tensor_wrapper,
     swap_wrapper,
 )
-from hp_recompute.swapping.late_copies import late_copies
+from hp_recompute.swapping.late_copies import LateCopies, late_copies
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -110,6 +110,30 @@ def test_the_last_layer_of_a_chain_stays_whatever_runs_behind_it(world: World) -
         del y
         for _ in range(2):
             assert_equal(step(world, plain, blocks, (1, 2, 0)), expected)
+
+
+@distributed(world_size=1)
+def test_the_manager_that_anybody_makes_is_the_one_that_moves(world: World) -> None:
+    platform = world.platform
+    assert SwapManager() is SwapManager()
+    with late_copies() as manager:
+        assert SwapManager() is manager
+        blocks = make_blocks(world)
+        for first, second in pairwise(blocks):
+            SwapManager().set_forward_prefetch_layer(first, second)
+        others = make_blocks(world, 2)
+        SwapManager().set_forward_prefetch_layer(*others)
+        names = SwapManager().chain_of(blocks[0]) + SwapManager().chain_of(others[0])
+        assert len(set(names)) == 5, names
+        x = platform.set_requires_grad_(platform.full((4, WIDTH), 0.5, real(world), world.device), True)
+        SwapManager().set_current_group_name("mine")
+        y = swap(platform.sin, swap(platform.sin, x * 1))
+        assert SwapManager().group_nbytes("mine")[0] > 0
+        own = SwapManager(copies=LateCopies)
+        with pytest.raises(RuntimeError, match="there is no group 'mine'"):
+            own.group_nbytes("mine")
+        platform.backward([platform.sum(y)])
+    assert SwapManager() is not manager
 
 
 @distributed(world_size=1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from hp_platform.testing import World, distributed
 from hp_recompute import SwapManager, swap_wrapper
+from hp_recompute.swapping.copies import copies_on_streams
 from hp_recompute.swapping.manager import use_manager
 
 ROWS, WIDTH, NUM_LAYERS, NUM_SWAPPED = 512, 256, 8, 2
@@ -56,7 +57,7 @@ def test_from_the_second_step_on_a_chain_takes_no_more_memory_than_in_the_first(
         layers = [_Called(block) for block in blocks]
         for layer in layers[:NUM_SWAPPED]:
             swap_wrapper(layer)
-        with use_manager(SwapManager()) as manager:
+        with use_manager(SwapManager(copies=copies_on_streams)) as manager:
             for first, second in pairwise(layers):
                 manager.set_forward_prefetch_layer(first, second)
             blocks, own = nn.ModuleList(layers), blocks

@@ -9,7 +9,7 @@ wants what is in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hp_platform.platform import Platform
@@ -98,3 +98,12 @@ class StreamCopies:
         if given is not None:
             self.stream.wait_event(event)
         return event
+
+
+MakeCopies = Callable[[Platform, str], Copies | None]
+"""How a device is copied from and to."""
+
+
+def copies_on_streams(platform: Platform, device: str) -> Copies | None:
+    """None for a device without a memory of its own, from which nothing is copied."""
+    return StreamCopies(platform, device) if platform.supports("streams", device) else None

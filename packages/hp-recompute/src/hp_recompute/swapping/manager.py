@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hp_platform import _process
-from hp_platform.platform import Platform, get_platform
+from hp_platform.platform import get_platform
 from hp_recompute.swapping.chain import Link
-from hp_recompute.swapping.copies import Copies, StreamCopies
+from hp_recompute.swapping.copies import Copies, MakeCopies, copies_on_streams
 from hp_recompute.swapping.group import BY_HAND, Group
 from hp_recompute.swapping.leaving import Leaving
 from hp_recompute.swapping.named import NamedGroups
@@ -31,16 +31,30 @@ from hp_recompute.swapping.room import Room
 from hp_recompute.swapping.storage import SwappedStorage
 
 
-class SwapManager(NamedGroups):
-    """Moves what calls of :func:`hp_recompute.swap` save to the host and back. A process has one by itself; more may be made."""
+class _OneOfTheProcess(type):
+    """``SwapManager()`` is the one that :func:`hp_recompute.swap` uses, whoever asks and how often."""
 
-    def __init__(self, *, copies: Callable[[Platform, str], Copies] | None = None) -> None:
-        """``copies``: how a device is copied from and to; None: on a stream, where the device has those, and not at all elsewhere."""
+    def __call__(cls, *, copies: MakeCopies | None = None) -> Any:
+        if copies is not None:
+            return super().__call__(copies=copies)
+        if _process.state.swap_manager is None:
+            _process.state.swap_manager = super().__call__()
+        return _process.state.swap_manager
+
+
+class SwapManager(NamedGroups, metaclass=_OneOfTheProcess):
+    """Moves what calls of :func:`hp_recompute.swap` save to the host and back.
+
+    ``SwapManager()`` is always the process' one, which moves all such calls and wrapped modules. With ``copies`` it is one of its
+    own, of which calls know nothing: how a device is copied from and to, ``(platform, device)``, None for one from which nothing is.
+    """
+
+    def __init__(self, *, copies: MakeCopies = copies_on_streams) -> None:
         self.platform = get_platform()
         self._make_copies = copies
         self._copies: dict[str, Copies | None] = {}
         self._pools: dict[str, HostPool] = {}
-        self._swaps_nothing = copies is None and self.platform.device_types() == ("cpu",)
+        self._swaps_nothing = copies is copies_on_streams and self.platform.device_types() == ("cpu",)
         self._rooms: dict[str, Room] = {}
         self._order = Order()
         self._live: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -68,12 +82,7 @@ class SwapManager(NamedGroups):
     def copies_of(self, device: str) -> Copies | None:
         """None for a device without a memory of its own."""
         if device not in self._copies:
-            if self._make_copies is not None:
-                self._copies[device] = self._make_copies(self.platform, device)
-            else:
-                has_own_memory = self.platform.supports("streams", device)
-                self._copies[device] = StreamCopies(self.platform, device) if has_own_memory else None
-            copies = self._copies[device]
+            copies = self._copies[device] = self._make_copies(self.platform, device)
             if copies is not None:
                 self._rooms[device] = Room(lambda: self._in_use(device, copies))
         return self._copies[device]
@@ -269,10 +278,8 @@ def _nobody() -> None:
 
 def default_manager() -> SwapManager:
     """The one of the process."""
-    if _process.state.swap_manager is None:
-        _process.state.swap_manager = SwapManager()
-    manager: SwapManager = _process.state.swap_manager
-    return manager
+    manager: SwapManager | None = _process.state.swap_manager
+    return SwapManager() if manager is None else manager
 
 
 @contextmanager
