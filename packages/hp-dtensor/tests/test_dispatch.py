@@ -210,6 +210,20 @@ def test_views_keep_a_cut_where_blocks_stay_blocks(world: World) -> None:
 
 
 @distributed(world_size=2)
+def test_views_keep_the_cut_of_a_batch_without_rows_as_of_any_other(world: World) -> None:
+    mesh = _mesh(world)
+    for rows in (2, 0):
+        x, y = (distribute_tensor(_values(world, rows, 3, 4), mesh, [cut]) for cut in (S0, Shard(2)))
+        with count_collectives() as counted:
+            assert x.view(rows * 3, 4).placements == x.view(rows, 12).placements == (S0,)
+            assert y.view(rows * 3, 4).placements == (S1,)
+            assert y.view(rows, 3, 2, 2).placements == (Shard(2),)
+            assert y.view(rows, 1, 3, 4).placements == (Shard(3),)
+        counted.assert_counts()
+        assert tuple(y.view(rows * 3, 4).to_local().shape) == (rows * 3, 2)
+
+
+@distributed(world_size=2)
 def test_view_as_takes_the_shape_of_another(world: World) -> None:
     mesh = _mesh(world)
     x = distribute_tensor(_values(world, 4, 3), mesh, [S0])

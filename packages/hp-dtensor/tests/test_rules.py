@@ -66,6 +66,8 @@ for source, target in [
     ((5, 1, 3), (1, 5, 3)),
     ((2, 3, 2), (2, 6)),
     ((0, 3), (3, 0)),
+    ((0, 5, 3), (0, 3)),
+    ((2, 0, 4, 3), (2, 0, 2, 2, 3)),
     ((1,), ()),
 ]:
     _view("view", source, (target,), lambda p, target=target: lambda x, shape: p.reshape(x, shape))

@@ -46,9 +46,9 @@ def _as_reshape(spec: Spec, kept: Placements, output: Placements, shape: Shape) 
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims of both shapes with equal products, as short as possible; none where there are no elements."""
+    """Runs of dims of both shapes with equal products, as short as possible."""
     if 0 in source or 0 in target:
-        return []
+        return _groups_without_elements(source, target)
     groups = []
     i = j = 0
     while i < len(source) and j < len(target):
@@ -61,6 +61,21 @@ def _groups(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
         groups.append((first, second))
         i, j = first[-1] + 1, second[-1] + 1
     return groups
+
+
+def _groups_without_elements(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
+    """Products tell nothing: the dims that both shapes have in front and at the end are themselves, what lies between is one run."""
+    pairs = list(zip(source, target, strict=False))
+    front = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    pairs = list(zip(reversed(source[front:]), reversed(target[front:]), strict=False))
+    back = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    ends = len(source) - back, len(target) - back
+    between = list(range(front, ends[0])), list(range(front, ends[1]))
+    return [
+        *(([i], [i]) for i in range(front)),
+        *([between] if all(between) else []),
+        *(([ends[0] + i], [ends[1] + i]) for i in range(back)),
+    ]
 
 
 def _survivor(
