@@ -10,7 +10,8 @@ from typing import Any
 from hp_dtensor.nest import leaves, map_leaves
 from hp_dtensor.pieces import coordinates, piece
 from hp_dtensor.placements import REPLICATE, Placement
-from hp_dtensor.plan import Plan, plan_of, with_wishes
+from hp_dtensor.plan import Plan
+from hp_dtensor.plan_making import plan_of, with_wishes
 from hp_dtensor.redistribution_plan import elements_of_move
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules_view import ask
@@ -44,7 +45,7 @@ def answer(call: Call, placements: Sequence[Placement], tensors: Sequence[Tensor
             specs = [make_spec(mesh, (p,), tuple(x.shape)) for p, x in zip(placements, tensors, strict=True)]
             given, kwargs = bound(call, specs)
             outcome = ask(RULES[call.rule], given, kwargs)
-            plan = plan_of(outcome, given, call.function)
+            plan = plan_of(outcome, given)
             plans.append(plan)
             if plan.run is not None or plan.prepare is not None or plan.around is not None:
                 wanted = [wish or spec.placements for _, spec, wish in with_wishes(given, outcome.inputs)]

@@ -14,7 +14,8 @@ from hp_dtensor import arguments
 from hp_dtensor.call_key import bound, hashable, keywords_key, list_key
 from hp_dtensor.errors import name_of
 from hp_dtensor.in_place import write_out, write_result
-from hp_dtensor.plan import Plan, make_plan, run_plan
+from hp_dtensor.plan import Plan, run_plan
+from hp_dtensor.plan_making import make_plan
 from hp_dtensor.results import as_view, wrapped
 from hp_dtensor.rules.registry import Rule
 from hp_dtensor.running_module import tell_module

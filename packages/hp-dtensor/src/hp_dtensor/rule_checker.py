@@ -12,7 +12,8 @@ from typing import Any
 
 from hp_dtensor.pieces import Coordinate, assembled, coordinates, piece, seeds, whole_gradient
 from hp_dtensor.placements import REPLICATE, Placement
-from hp_dtensor.plan import Plan, plan_of, with_wishes
+from hp_dtensor.plan import Plan
+from hp_dtensor.plan_making import plan_of, with_wishes
 from hp_dtensor.rules import RULES
 from hp_dtensor.rules.registry import Outcome, Placements
 from hp_dtensor.rules_view import ask
@@ -188,7 +189,7 @@ class RuleChecker:
                 return
 
     def _forward(self, rank: _Rank, label: str) -> None:
-        plan = plan_of(rank.outcome, rank.given, self.function)
+        plan = plan_of(rank.outcome, rank.given)
         rank.pieces = [
             leaf(piece(x, p, self.mesh_shape, rank.coordinate))
             for x, p in zip(self.tensors, rank.wanted, strict=True)

@@ -7,6 +7,8 @@ import mindspore
 from hp_platform.capabilities import check_known
 from hp_platform.mindspore._autograd import MindSporeAutogradOps
 from hp_platform.mindspore._comm import MindSporeCommOps
+from hp_platform.mindspore._functional import MindSporeFunctionalOps
+from hp_platform.mindspore._grads import MindSporeGradOps
 from hp_platform.mindspore._native_comm import NativeCommOps
 from hp_platform.mindspore._nn import MindSporeNNOps
 from hp_platform.mindspore._random import MindSporeRandomOps
@@ -23,8 +25,10 @@ from hp_platform.platform import PlatformType
 class MindSporePlatform(
     MindSporeTensorOps,
     MindSporeNNOps,
+    MindSporeFunctionalOps,
     MindSporeScoreOps,
     MindSporeAutogradOps,
+    MindSporeGradOps,
     MindSporeRandomOps,
     MindSporeCommOps,
     MindSporeWorldOps,

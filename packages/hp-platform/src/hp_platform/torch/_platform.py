@@ -10,6 +10,7 @@ from hp_platform.capabilities import check_known
 from hp_platform.collectives import _launch
 from hp_platform.platform import PlatformType
 from hp_platform.torch._autograd import TorchAutogradOps
+from hp_platform.torch._coalesced import TorchCoalescedOps
 from hp_platform.torch._comm import TorchCommOps
 from hp_platform.torch._nn import TorchNNOps
 from hp_platform.torch._random import TorchRandomOps
@@ -31,6 +32,7 @@ class TorchPlatform(
     TorchRandomOps,
     TorchWorldOps,
     TorchCommOps,
+    TorchCoalescedOps,
     TorchTracedOps,
     TorchUpdateOps,
 ):
