@@ -127,3 +127,52 @@ def near(platform: Platform) -> Callable[..., None]:
         )
 
     return check
+
+
+@pytest.fixture
+def leaf(platform: Platform, make: Callable[..., Any]) -> Callable[[Any], Any]:
+    """``leaf(data)``: a tensor that asks for its gradient."""
+    return lambda data: platform.set_requires_grad_(make(data), True)
+
+
+@pytest.fixture
+def affine(platform: Platform, make: Callable[..., Any]) -> type:
+    """The class of a module with a weight, a bias, and a keyword argument of forward."""
+
+    class Affine(platform.Module):
+        WEIGHT = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        BIAS = np.array([0.5, -0.5, 1.0])
+
+        def __init__(self, weight=WEIGHT, bias=BIAS):
+            super().__init__()
+            self.weight = platform.parameter(make(weight, "float32"))
+            self.bias = platform.parameter(make(bias, "float32"))
+
+        def forward(self, x, scale=1.0):
+            return platform.linear(x, self.weight, self.bias) * scale
+
+    return Affine
+
+
+@pytest.fixture
+def net(platform: Platform, make: Callable[..., Any], affine: type) -> Any:
+    """Nested modules, a list, a buffer, and a weight that two modules share."""
+
+    class Net(platform.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = affine()
+            self.blocks = platform.ModuleList(
+                [affine(np.eye(3), np.zeros(3)), affine(2 * np.eye(3), np.ones(3))]
+            )
+            self.last = affine()
+            self.last.weight = self.first.weight
+            platform.register_buffer(self, "offset", make([1.0, 2.0, 3.0]))
+
+        def forward(self, x):
+            y = self.first(x)
+            for block in self.blocks:
+                y = block(y)
+            return y + self.offset
+
+    return Net()
