@@ -64,6 +64,15 @@ class Lines:
             return found
         return [param.with_others(x) for param, x in zip(self.params, found, strict=True)]
 
+    def refuse_sparse(self, gradients: Gradients) -> None:
+        """ValueError that names the parameter if a gradient is sparse."""
+        for param, x in zip(self.params, gradients, strict=True):
+            if getattr(x, "is_sparse", False):
+                raise ValueError(
+                    f"the gradient of parameter {param.name!r}, of shape {param.shape}, is sparse, and gradients are reduced with all of their "
+                    "elements: make the embedding with sparse=False, or give the parameter as one of ignored_params"
+                )
+
     def nbytes(self, dtype: DType) -> int:
         """Of all lines, if they travel in ``dtype``."""
         return self.numel * self.num_shards * self.platform.itemsize(dtype)

@@ -85,7 +85,11 @@ class Reduction:
         lines, streams, wishes = self.lines, self.streams, self.wishes
         gradients = lines.take_gradients()
         absent = [x is None for x in gradients]
-        blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
+        try:
+            blocks, replicated = self._packed(gradients), lines.replicated_line(gradients)
+        except RuntimeError:
+            lines.refuse_sparse(gradients)
+            raise
         exchange = self._by_peers()
         row: Tensor | None
         targets: list[Tensor]

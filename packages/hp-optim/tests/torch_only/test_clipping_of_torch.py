@@ -107,3 +107,16 @@ def test_the_number_of_launches_does_not_grow_with_the_number_of_gradients(
     few, many = launches(2), launches(20)
     assert few == many
     assert len(many) <= 25, many
+
+
+@distributed(world_size=1, backends="torch")
+def test_a_sparse_gradient_is_refused_and_nothing_is_scaled(world: World) -> None:
+    embedding, dense = torch.nn.Embedding(5, 4, sparse=True), torch.nn.Linear(4, 3)
+    dense(embedding(torch.tensor([1, 3]))).sum().backward()
+    before = dense.weight.grad.clone()
+    for function, limit in ((clip_grad_norm_, (0.1,)), (get_grad_norm, ())):
+        with pytest.raises(
+            ValueError, match=rf"{function.__name__}: a gradient of shape \(5, 4\) is sparse; .*sparse=False"
+        ):
+            function([*dense.parameters(), *embedding.parameters()], *limit)
+    assert torch.equal(dense.weight.grad, before)

@@ -107,6 +107,16 @@ def gradients_of(platform: Platform, function: str, parameters: Any) -> Gradient
     return found
 
 
+def refuse_sparse(function: str, lists: Lists) -> None:
+    """ValueError if a gradient is sparse."""
+    for gradient in (each for members in lists.values() for each in members):
+        if getattr(gradient.local, "is_sparse", False):
+            raise ValueError(
+                f"{function}: a gradient of shape {tuple(gradient.local.shape)} is sparse; norms are taken of all elements: make the embedding "
+                "with sparse=False, or leave its parameter out"
+            )
+
+
 def _listed(platform: Platform, function: str, parameters: Any) -> tuple[list[str] | None, list[Any]]:
     """Names where they are known, and parameters."""
     if platform.is_tensor(parameters):

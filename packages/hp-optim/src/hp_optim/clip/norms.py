@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hp_optim.clip.gradients import Gradients, Lists, gradients_of
+from hp_optim.clip.gradients import Gradients, Lists, gradients_of, refuse_sparse
 from hp_optim.clip.orders import Order, order_of
 from hp_optim.clip.shares import ALONE, Shares
 from hp_platform import collectives
@@ -116,7 +116,11 @@ def _measured(
         found = gradients_of(platform, function, parameters)
         if to_scale:
             _refuse_products(found.lists)
-        total = _total(platform, found, order, group)
+        try:
+            total = _total(platform, found, order, group)
+        except RuntimeError:
+            refuse_sparse(function, found.lists)
+            raise
     if error_if_nonfinite:
         value = float(platform.to_numpy(total))
         if not math.isfinite(value):
