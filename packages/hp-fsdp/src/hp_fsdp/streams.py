@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_platform import keeping
 from hp_platform.platform import Platform
-from hp_platform.protocols.device import Event
+from hp_platform.protocols.device import Event, Stream
 
 
 class Streams:
@@ -15,6 +15,10 @@ class Streams:
     stream. A side stream waits for that stream when it is given work, and the computation waits for the side stream before
     it touches what came of it, or frees it. So memory goes round in the order of the computation: what is gathered while
     unit k runs lies where unit k - 1 was, nothing is recorded on streams, and the allocator is never asked to guess.
+
+    Whoever is dropped in the middle, with a model after an exception or by a user who changed plans, waits for nothing: then the
+    computation's stream waits for it on the device, so that nobody gets memory in which a side stream still works; see
+    :meth:`Task.__del__`.
 
     Where a device has no streams (cpu), a collective runs in the backend's threads, and what follows it is done when somebody
     waits for it: see :meth:`run`.
@@ -36,17 +40,18 @@ class Streams:
         ``stream`` or on ``follow_on``; elsewhere it is done by the one who waits.
         """
         if not self.are_real:
-            return Task(self, keeping.unkept(start), None)
-        stream.wait_stream(self.device.current_stream())
+            return Task(self, keeping.unkept(start))
+        computation = self.device.current_stream()
+        stream.wait_stream(computation)
         with self.device.use_stream(stream):
             follow = keeping.unkept(start)
             if follow_on is None:
                 follow()
-                return Task(self, None, stream.record_event())
+                return Task(self, None, stream.record_event(), computation)
         follow_on.wait_stream(stream)
         with self.device.use_stream(follow_on):
             follow()
-            return Task(self, None, follow_on.record_event())
+            return Task(self, None, follow_on.record_event(), computation)
 
     @property
     def async_op(self) -> bool:
@@ -57,13 +62,26 @@ class Streams:
 class Task:
     """Something under way on a side stream, or in the backend's threads."""
 
-    __slots__ = ("_event", "_follow", "_streams", "_waited")
+    __slots__ = ("_computation", "_event", "_follow", "_streams", "_waited")
 
-    def __init__(self, streams: Streams, follow: Callable[[], None] | None, event: Event | None) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        follow: Callable[[], None] | None,
+        event: Event | None = None,
+        computation: Stream | None = None,
+    ) -> None:
+        """``event``: its end on a side stream, if there is one; ``computation``: the stream whose memory it works in then."""
         self._streams = streams
         self._follow = follow
         self._event = event
+        self._computation = computation
         self._waited = False
+
+    def __del__(self) -> None:
+        """Nobody asks for what it does any more. In any thread; the host waits for nothing."""
+        if self._event is not None and self._computation is not None and not self._waited:
+            self._computation.wait_event(self._event)
 
     def wait(self) -> None:
         """Later work of the computation comes after it. The host waits only where there are no streams."""
