@@ -92,3 +92,9 @@ def assert_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
     """To the bit."""
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def an_input(world: World, *shape: int) -> Any:
+    """The same values each time, of which a gradient is asked for."""
+    values = np.random.default_rng(3).uniform(-1, 1, shape or (4, WIDTH))
+    return world.platform.set_requires_grad_(world.platform.tensor(values, real(world), world.device), True)
