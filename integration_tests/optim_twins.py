@@ -79,6 +79,8 @@ class Shadow:
         **how: Any,
     ) -> None:
         self.world, self.platform, self.dtype = world, world.platform, dtype or widest(world)
+        # Offloaded shards are updated on the host, whose bits a device's need not be.
+        self.home = "cpu" if "offload_policy" in how else world.device
         self.model = make_model(world, self.dtype, seed)
         fully_shard(self.model.first, mesh, **how)
         fully_shard(self.model.second, mesh, **how)
@@ -96,7 +98,7 @@ class Shadow:
 
     def whole(self, x: Any) -> Any:
         x = x.detach().full_tensor() if isinstance(x, DTensor) else self.platform.detach(x)
-        return self.platform.to_device(x, self.world.device)
+        return self.platform.to_device(x, self.home)
 
     def loss(self, step: int, **kwargs: Any) -> Any:
         random = np.random.default_rng(100 * step + self.world.rank)
