@@ -46,18 +46,18 @@ def logged(world: World) -> Iterator[Log]:
     log, current = Log(), []
 
     class Coming(exchange.Coming):
-        def __init__(self, platform: Any, batch: Any, row: Any) -> None:
+        def __init__(self, platform: Any, batch: Any, row: Any, repeated: Any) -> None:
             current.append(("matrices leave", batch))
-            super().__init__(platform, batch, row)
+            super().__init__(platform, batch, row, repeated)
 
         def wait(self) -> Any:
             log.add("matrices are waited for", self._batch)
             return super().wait()
 
     class GoingBack(exchange.GoingBack):
-        def __init__(self, platform: Any, batch: Any, results: Any) -> None:
+        def __init__(self, platform: Any, batch: Any, results: Any, repeated: Any) -> None:
             current.append(("results leave", batch))
-            super().__init__(platform, batch, results)
+            super().__init__(platform, batch, results, repeated)
 
         def wait(self) -> Any:
             log.add("results are waited for", self._batch)

@@ -86,6 +86,17 @@ class Batch:
         return tuple(at for at, cut in cuts if cut.parameter in due and cut.is_all)
 
     @cached_property
+    def packed_size(self) -> int:
+        """Elements of :attr:`packed_cuts`."""
+        return sum(cut.box.volume for cut in self.packed_cuts)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every cut is all that this rank has of a parameter, whose momentum moves before this batch and no other."""
+        cuts = (*self.packed_cuts, *self.applied_cuts)
+        return all(cut.is_all for cut in cuts) and len(self.whole) == len(self.packed_cuts) == len(self.due)
+
+    @cached_property
     def applied_cuts(self) -> tuple[Cut, ...]:
         """What results are for on this rank: those of other owners, and behind them its own."""
         return (*self.route.received, *(cut for cut, _ in self.route.kept))

@@ -23,7 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, Triple, coefficients_of
+from hp_optim.muon.iteration import divisor, iterated
 from hp_platform.platform import Platform, get_platform
+from hp_platform.protocols.device import Repeated
+from hp_platform.repeated import WorkAsItIs
 
 EPSILON: Final = 1e-7
 """Added to the norm, so that a matrix of zeros stays one."""
@@ -55,6 +58,19 @@ def newton_schulz(
     ValueError for another number of dims, a dtype that is not floating, unknown coefficients, ``steps < 1``.
     """
     platform = get_platform()
+    return newton_schulz_again(platform, WorkAsItIs(), x, coefficients=coefficients, steps=steps, dtype=dtype)
+
+
+def newton_schulz_again(
+    platform: Platform,
+    repeated: Repeated,
+    x: Any,
+    *,
+    coefficients: str | Coefficients | Sequence[Sequence[float]] | Sequence[float] = DEFAULT_SET,
+    steps: int = 5,
+    dtype: Any = None,
+) -> Any:
+    """:func:`newton_schulz` of what comes again in the same memory, as in a loop: then the products are one launch."""
     if x.ndim != 3:
         raise ValueError(
             f"newton_schulz takes a batch of matrices (b, m, n), got a tensor of shape {tuple(x.shape)}: reshape one matrix "
@@ -66,7 +82,14 @@ def newton_schulz(
     if 0 in x.shape:
         return platform.zeros(tuple(x.shape), wanted, platform.device_of(x))
     with platform.no_grad():
-        return _iterated(platform, _normalized(platform, x, wanted, found.margin), triples)
+        exact = any(platform.itemsize(each) > 4 for each in (wanted, x.dtype))
+        norm = platform.norm(x, (1, 2), keepdim=True, dtype="float64" if exact else "float32")
+        if platform.supports("out_products", platform.device_of(x)):
+            name = (newton_schulz, triples, found.margin, wanted)
+            return iterated(platform, repeated, name, x, norm, wanted, triples, found.margin, EPSILON)
+        return _iterated(
+            platform, platform.quotient(x, divisor(platform, norm, found.margin, EPSILON), wanted), triples
+        )
 
 
 def compute_dtype(platform: Platform, x: Any, dtype: Any = None) -> Any:
@@ -85,16 +108,8 @@ def compute_dtype(platform: Platform, x: Any, dtype: Any = None) -> Any:
     return platform.dtype(dtype)
 
 
-def _normalized(platform: Platform, x: Any, dtype: Any, margin: float) -> Any:
-    """``x / (margin * norm + 1e-7)``, rounded to ``dtype`` once: narrow dtypes hold no gradient of any size, but the quotient."""
-    exact = any(platform.itemsize(each) > 4 for each in (dtype, x.dtype))
-    norm = platform.norm(x, (1, 2), keepdim=True, dtype="float64" if exact else "float32")
-    if margin != 1.0:
-        norm = platform.mul_(norm, margin)
-    return platform.quotient(x, platform.add_(norm, EPSILON), dtype)
-
-
 def _iterated(platform: Platform, x: Any, triples: Iterable[Triple]) -> Any:
+    """In new memory at every step."""
     is_wide = x.shape[1] <= x.shape[2]
     for a, b, c in triples:
         gram = platform.gram(x if is_wide else platform.transpose(x, 1, 2))

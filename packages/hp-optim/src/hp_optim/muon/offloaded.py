@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_optim.muon.batches import Batch
+from hp_optim.muon.devices import Devices
 from hp_optim.muon.step import Step, Updated
 from hp_optim.offload.transfers import Transfers
 from hp_platform.platform import Platform
@@ -28,12 +29,13 @@ class OffloadedStep(Step):
         self,
         platform: Platform,
         updated: Sequence[Updated],
+        devices: Devices,
         batches: Sequence[Batch],
         transfers: Mapping[int, Transfers],
     ) -> None:
         """``batches``: in the order in which they will be packed. ``transfers``: of parameters whose momentum is on the host."""
         self._present = list(updated)
-        super().__init__(platform, self._present)
+        super().__init__(platform, self._present, devices)
         self._on_host = tuple(each.momentum for each in updated)
         self._transfers = transfers
         self._numbers = [self._wanted(batch) for batch in batches]

@@ -200,13 +200,13 @@ class MuonSteps(OptimizerSteps):
             self._plans = Plans(self.platform, cap)
         if seen != self._seen:
             self._known, self._seen = self._describe(), seen
-        batches = self._plans.batches(self._known, present)
+        batches, devices = self._plans.batches(self._known, present), self._plans.devices
         if not transfers:
-            run(self.platform, batches, Step(self.platform, updated), self._plans.streams)
+            run(self.platform, batches, Step(self.platform, updated, devices), devices)
             return
-        step = OffloadedStep(self.platform, updated, batches, transfers)
+        step = OffloadedStep(self.platform, updated, devices, batches, transfers)
         try:
-            run(self.platform, batches, step, self._plans.streams)
+            run(self.platform, batches, step, devices)
         finally:  # also if a step fails: the memory of its copies is dropped
             step.end()
 
@@ -218,10 +218,10 @@ class MuonSteps(OptimizerSteps):
         present: list[int] = []
         seen: list[Any] = []
         position = 0
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             seen.append([group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", "split")])
             scale = scale_rule(group["scale"], group["matched_adamw_rms"])
-            options = (group["weight_decay"], group["momentum"], group["nesterov"], scale)
+            options = (group["weight_decay"], group["momentum"], group["nesterov"], scale, number)
             rates: dict[str, Any] = {}
             ways: dict[str, Transfers | None] = {}
             home = self._home_of(group)

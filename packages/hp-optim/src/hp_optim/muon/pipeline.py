@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hp_optim.muon.batches import Batch, Stack
-from hp_optim.muon.exchange import Coming, GoingBack
+from hp_optim.muon.devices import Devices
+from hp_optim.muon.exchange import Coming, GoingBack, Results
 from hp_platform.platform import Platform
-from hp_platform.protocols.device import Stream
 from hp_platform.protocols.tensor import Tensor
 
 
@@ -39,31 +39,17 @@ class Steps(Protocol):
         """The result of a stack."""
         ...
 
-    def apply(self, batch: Batch, results: Sequence[Tensor]) -> None:
-        """Move the parameters; ``results`` in the order of ``batch.applied_cuts``."""
+    def apply(self, batch: Batch, results: Results) -> None:
+        """Move the parameters."""
         ...
 
 
-class Streams:
-    """The stream of the iterations for each device, kept for the life of an optimizer: memory belongs to streams."""
-
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-        self._found: dict[str, Stream] = {}
-
-    def of(self, device: str) -> Stream:
-        """For a device."""
-        if device not in self._found:
-            self._found[device] = self._platform.device(device).new_stream(high_priority=True)
-        return self._found[device]
-
-
-def run(platform: Platform, batches: Sequence[Batch], steps: Steps, streams: Streams) -> None:
+def run(platform: Platform, batches: Sequence[Batch], steps: Steps, devices: Devices) -> None:
     """All batches. Communication: two all-to-all per batch with a group."""
     turns: list[Turn] = []
     for number in range(len(batches) + 1):
         if number < len(batches):
-            turns.append(Turn(platform, batches[number], steps, streams))
+            turns.append(Turn(platform, batches[number], steps, devices))
         if number >= 3:
             turns[number - 3].release()
         if number >= 1:
@@ -79,12 +65,13 @@ def run(platform: Platform, batches: Sequence[Batch], steps: Steps, streams: Str
 class Turn:
     """A batch on its way; to be asked for in this order. The current stream is the one that all else runs on."""
 
-    def __init__(self, platform: Platform, batch: Batch, steps: Steps, streams: Streams) -> None:
+    def __init__(self, platform: Platform, batch: Batch, steps: Steps, devices: Devices) -> None:
         """Momentum moves, and the matrices come."""
         self._platform, self._batch, self._steps = platform, batch, steps
         self._device = platform.device(batch.lane.device)
-        self._stream = streams.of(batch.lane.device)
-        self._coming: Coming | None = Coming(platform, batch, steps.packed(batch))
+        self._stream = devices.stream(batch.lane.device)
+        self._repeated = devices.repeated(batch.lane.device)
+        self._coming: Coming | None = Coming(platform, batch, steps.packed(batch), self._repeated)
         self._back: GoingBack | None = None
         self._event = self._device.current_stream().record_event()
 
@@ -96,7 +83,7 @@ class Turn:
             matrices = self._coming.wait()
             stacks = zip(self._batch.stacks, matrices, strict=True)
             results = [self._steps.orthogonalised(stack, x) for stack, x in stacks]
-            self._back = GoingBack(self._platform, self._batch, results)
+            self._back = GoingBack(self._platform, self._batch, results, self._repeated)
             self._event = self._stream.record_event()
 
     def finish(self) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 from hp_dtensor.spec import Spec, shown
 from hp_optim.muon.batches import Batch, Lane, batches_of
+from hp_optim.muon.devices import Devices
 from hp_optim.muon.matrices import Matrix
 from hp_optim.muon.newton_schulz import working_bytes
 from hp_optim.muon.owners import Task
 from hp_optim.muon.parts import Box, Sharing, alone, sharing_of
-from hp_optim.muon.pipeline import Streams
 from hp_optim.muon.step import Iteration
 from hp_platform import CollectiveTimeoutError, ProcessGroup
 from hp_platform.meeting import told
@@ -90,8 +90,7 @@ class Plans:
         self._known: Sequence[Known] = ()
         self._found: dict[tuple[int, ...], list[Batch]] = {}
         self._agreed: set[Any] = set()
-        self.streams = Streams(platform)
-        """Of the iterations."""
+        self.devices = Devices(platform)
 
     def batches(self, known: Sequence[Known], present: Sequence[int]) -> list[Batch]:
         """Those of the parameters ``present`` among all ``known`` ones, which are numbered in that order in cuts and tasks.

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hp_optim.muon.batches import Batch, Stack
-from hp_optim.muon.newton_schulz import newton_schulz
+from hp_optim.muon.batches import Batch, Lane, Stack
+from hp_optim.muon.devices import Devices
+from hp_optim.muon.exchange import Results
+from hp_optim.muon.newton_schulz import newton_schulz_again
+from hp_optim.muon.owners import Task
 from hp_optim.muon.pieces import cut_row, in_a_row, joined, piece_of
 from hp_optim.muon.routes import Cut
 from hp_platform.platform import Platform
@@ -30,6 +33,8 @@ class Updated(NamedTuple):
     mu: float
     is_nesterov: bool
     scale: Callable[[int, int], float]
+    group: int
+    """Of the optimizer: learning rate and all below are the group's."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,10 @@ class Iteration:
 class Step:
     """What :func:`hp_optim.muon.pipeline.run` does with each batch."""
 
-    def __init__(self, platform: Platform, updated: Sequence[Updated]) -> None:
-        self._platform, self._updated = platform, updated
+    def __init__(self, platform: Platform, updated: Sequence[Updated], devices: Devices) -> None:
+        self._platform, self._updated, self._devices = platform, updated, devices
+        self._numbers_of_step: dict[tuple[str, int, int, int], Tensor] = {}
+        """Of this step: by device, group, rows and columns."""
         self._waiting: dict[int, list[tuple[Cut, Tensor]]] = {}
         """By parameter what has come of its update, where it can only be written as a whole."""
         for each in updated:
@@ -61,7 +68,30 @@ class Step:
             self._move_momentum(batch.due)
             row = in_a_row(platform, self._directions(cuts), lane.sent, lane.storage)
             return platform.to_device(row, lane.device)
-        row = platform.empty((sum(cut.box.volume for cut in cuts),), lane.sent, lane.storage)
+        row = platform.empty((batch.packed_size,), lane.sent, lane.storage)
+        found = [self._updated[cut.parameter] for cut in cuts] if batch.is_whole else []
+        if found and self._has_kernels(lane) and all(map(self._lies_in_order, found)):
+            momenta = [each.momentum for each in found]
+            name = ("pack", batch, tuple([(each.mu, each.is_nesterov) for each in found]))
+            memory = (row, *momenta, *[each.gradient for each in found])
+            self._devices.repeated(lane.storage).run(name, memory, lambda: self._pack(batch, row), momenta)
+        else:
+            self._pack(batch, row)
+        return platform.to_device(row, lane.device)
+
+    def _lies_in_order(self, each: Updated) -> bool:
+        return self._platform.is_contiguous(each.gradient) and self._platform.is_contiguous(each.momentum)
+
+    def _has_kernels(self, lane: Lane) -> bool:
+        """Whether momentum and updates take no memory of their own."""
+        platform = self._platform
+        if not platform.supports("numbers_on_device", lane.storage):
+            return False
+        is_narrow = all(platform.itemsize(dtype) <= 4 for dtype in (lane.sent, lane.computed))
+        return is_narrow and platform.dtype_name(lane.kept) == "float32"
+
+    def _pack(self, batch: Batch, row: Tensor) -> None:
+        platform, cuts = self._platform, batch.packed_cuts
         targets = cut_row(platform, row, [cut.box.size for cut in cuts])
         # What is all that this rank has of a parameter is written in the pass that moves its momentum.
         whole = {cuts[place].parameter: targets[place] for place in batch.whole}
@@ -70,7 +100,6 @@ class Step:
         rest = sorted(set(range(len(cuts))) - set(batch.whole))
         found = self._directions([cuts[place] for place in rest])
         platform.foreach_copy_([targets[place] for place in rest], found)
-        return platform.to_device(row, lane.device)
 
     def _move_and_write(self, targets: Mapping[int, Tensor]) -> None:
         """The momentum of parameters, and their ``u`` into targets of their shape."""
@@ -108,18 +137,28 @@ class Step:
         """See :class:`hp_optim.muon.pipeline.Steps`."""
         kind = stack.kind
         assert isinstance(kind, Iteration)
-        return newton_schulz(x, coefficients=kind.coefficients, steps=kind.steps, dtype=kind.dtype)
+        return newton_schulz_again(
+            self._platform,
+            self._devices.repeated(self._platform.device_of(x)),
+            x,
+            coefficients=kind.coefficients,
+            steps=kind.steps,
+            dtype=kind.dtype,
+        )
 
     # --- after
-    def apply(self, batch: Batch, results: Sequence[Tensor]) -> None:
+    def apply(self, batch: Batch, results: Results) -> None:
         """See :class:`hp_optim.muon.pipeline.Steps`."""
         platform = self._platform
+        if self._moves_by_numbers(batch):
+            self._move_by_numbers(batch, results)
+            return
         if not platform.supports("write_into_view", batch.lane.storage):
-            for cut, result in zip(batch.applied_cuts, results, strict=True):
+            for cut, result in zip(batch.applied_cuts, results.pieces(), strict=True):
                 self._wait_for_all(batch, cut, result)
             return
         moves = []
-        for cut, result in zip(batch.applied_cuts, results, strict=True):
+        for cut, result in zip(batch.applied_cuts, results.pieces(), strict=True):
             each, task = self._updated[cut.parameter], batch.tasks[cut.task]
             target = piece_of(platform, each.parameter, cut)
             key = (
@@ -137,6 +176,52 @@ class Step:
                 weight_decay,
                 scale,
             )
+
+    def _moves_by_numbers(self, batch: Batch) -> bool:
+        """Whether kernels move all that the batch is applied to, by a learning rate that the host knows."""
+        platform, lane = self._platform, batch.lane
+        if not batch.is_whole or lane.storage != lane.device or not self._has_kernels(lane):
+            return False
+        wide, found = platform.dtype("float32"), [self._updated[cut.parameter] for cut in batch.applied_cuts]
+        return bool(found) and not any(
+            platform.is_tensor(each.lr)
+            or each.parameter.dtype != wide
+            or not platform.is_contiguous(each.parameter)
+            for each in found
+        )
+
+    def _move_by_numbers(self, batch: Batch, results: Results) -> None:
+        """One launch. See [Note: the host's time]."""
+        device = batch.lane.storage
+        by_number: dict[int, tuple[Tensor, list[int]]] = {}
+        """By its identity a tensor of numbers, and for which of the cuts it is."""
+        parameters = []
+        for at, cut in enumerate(batch.applied_cuts):
+            each = self._updated[cut.parameter]
+            numbers = self._numbers_of(each, batch.tasks[cut.task], device)
+            by_number.setdefault(id(numbers), (numbers, []))[1].append(at)
+            parameters.append(each.parameter)
+        groups = list(by_number.values())
+
+        def work() -> None:
+            pieces = results.pieces()
+            for numbers, places in groups:
+                self._platform.move_by_(
+                    [parameters[at] for at in places], [pieces[at] for at in places], numbers
+                )
+
+        name = ("apply", batch, tuple([tuple(places) for _, places in groups]))
+        memory = (*parameters, *results.memory, *[numbers for numbers, _ in groups])
+        self._devices.repeated(device).run(name, memory, work, parameters)
+
+    def _numbers_of(self, each: Updated, task: Task, device: str) -> Tensor:
+        key = (device, each.group, task.rows, task.columns)
+        found = self._numbers_of_step.get(key)
+        if found is None:
+            lr, decay, scale = each.lr, each.weight_decay, each.scale(task.rows, task.columns)
+            found = self._devices.numbers(device, key[1:], 1.0 - lr * decay, -lr * scale)
+            self._numbers_of_step[key] = found
+        return found
 
     def _wait_for_all(self, batch: Batch, cut: Cut, result: Tensor) -> None:
         """Keep a part of an update; when all of them are there, write the parameter."""

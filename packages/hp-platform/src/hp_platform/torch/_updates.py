@@ -132,8 +132,8 @@ class TorchUpdateOps:
                 found = torch.empty(x.shape, dtype=resolve(dtype), device=x.device) if out is None else out
                 if kernels.quotient(x, divisor, found):
                     return found
-            quotient = (x / divisor).to(resolve(dtype))
-            return quotient if out is None else out.copy_(quotient)
+            # Computed in the wider dtype, and rounded on the way to ``out``.
+            return (x / divisor).to(resolve(dtype)) if out is None else torch.div(x, divisor, out=out)
 
     def matmul_add(
         self,

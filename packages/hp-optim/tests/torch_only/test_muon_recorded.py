@@ -1,0 +1,157 @@
+"""A step of Muon from records of launches: the same bits as launch by launch, whatever changes from step to step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from hp_dtensor import Replicate, Shard, distribute_tensor
+from hp_optim import Muon
+from hp_optim.muon.devices import Devices
+from hp_platform import init_device_mesh
+from hp_platform.repeated import RepeatedWork, WorkAsItIs
+from hp_platform.testing import World, distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_graphs import HostRecorder, Memory, touched
+
+SHAPES = ((8, 12), (4, 12), (8, 12), (12, 8), (2, 4, 6))
+
+
+def momentum_(momenta: Any, grads: Any, directions: Any, *, momentum: float, nesterov: bool) -> None:
+    """As a kernel: without memory of its own."""
+    for m, g, d in zip(momenta, grads, directions, strict=True):
+        m.mul_(momentum).add_(g)
+        d.copy_(m)
+        if nesterov:
+            d.mul_(momentum).add_(g)
+
+
+def move_by_(params: Any, updates: Any, numbers: torch.Tensor) -> None:
+    """As a kernel: numbers are read where they lie."""
+    for p, u in zip(params, updates, strict=True):
+        p.mul_(numbers[0])
+        p.addcmul_(u, numbers[1].expand(u.shape))
+
+
+@contextmanager
+def recorded(world: World, *, is_on: bool) -> Iterator[list[Any]]:
+    """As on a device that keeps launches; what was made to keep them."""
+    platform, made = world.platform, []
+    supports = platform.supports
+
+    def repeated(devices: Devices, device: str) -> Any:
+        if device not in devices._repeated:
+            devices._repeated[device] = RepeatedWork(HostRecorder()) if is_on else WorkAsItIs()
+            made.append(devices._repeated[device])
+        return devices._repeated[device]
+
+    memory, norm = Memory(), platform.norm
+
+    def empty(shape: Any, dtype: Any, device: str) -> torch.Tensor:
+        return memory.empty(shape, platform.dtype(dtype))
+
+    def norm_of(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = norm(*args, **kwargs)
+        return memory.empty(found.shape, found.dtype).copy_(found)
+
+    def has(name: str, device: str | None = None) -> bool:
+        return name == "numbers_on_device" or supports(name, device)
+
+    with ExitStack() as stack:
+        for place, name, value in (
+            (platform, "supports", has),
+            (platform, "empty", empty),
+            (platform, "norm", norm_of),
+            (platform, "momentum_", momentum_),
+            (platform, "move_by_", move_by_),
+            (Devices, "repeated", repeated),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        yield made
+
+
+def parameters(world: World, placements: Sequence[Any], mesh_shape: tuple[int, ...]) -> list[Any]:
+    mesh = init_device_mesh(world.device_type, mesh_shape)
+    found = []
+    for seed, shape in enumerate(SHAPES * 2):
+        value = torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+        found.append(distribute_tensor(value, mesh, placements).requires_grad_(True))
+    return found
+
+
+def steps(world: World, placements: Sequence[Any], mesh_shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Parameters and momenta after steps whose learning rate, gradients and addresses change."""
+    params = parameters(world, placements, mesh_shape)
+    groups = [{"params": params[:6]}, {"params": params[6:], "weight_decay": 0.0, "nesterov": False}]
+    optimizer = Muon(groups, lr=0.1, memory_cap=2**13)
+    held = []
+    for step in range(10):
+        for number, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.1 / (1 + step // 2 + number)
+        for seed, p in enumerate(params):
+            random = np.random.default_rng(100 * step + seed)
+            value = torch.from_numpy(random.normal(size=tuple(p.shape)).astype(np.float32))
+            gradient = distribute_tensor(value, p.device_mesh, p.placements)
+            if step in (5, 7) or p.grad is None:
+                held.append(p.grad)  # such that the next one lies elsewhere
+                p.grad = gradient
+            else:
+                p.grad.to_local().copy_(gradient.to_local())
+            if step in (4, 8) and seed in (1, 7):
+                p.grad = None
+        before = [p.to_local()._version for p in params]
+        optimizer.step()
+        for p, version in zip(params, before, strict=True):
+            assert (p.to_local()._version > version) == (p.grad is not None)
+    momenta = [optimizer.state[p]["momentum_buffer"] for p in params]
+    return [x.to_local().detach().clone() for x in (*params, *momenta)]
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "replicated", "both"])
+@distributed(world_size=(1, 2), backends="torch")
+def test_steps_from_records_give_the_bits_of_steps_launch_by_launch(world: World, kind: str) -> None:
+    n = world.size
+    placements, mesh_shape = {
+        "rows": ([Shard(0)], (n,)),
+        "columns": ([Shard(1)], (n,)),
+        "replicated": ([Replicate()], (n,)),
+        "both": ([Replicate(), Shard(0)], (n, 1)),
+    }[kind]
+    ends = []
+    for is_on in (False, True):
+        with recorded(world, is_on=is_on) as made:
+            ends.append(steps(world, placements, mesh_shape))
+        if is_on:
+            (kept,) = made
+            assert kept.failures == {}
+            assert kept.num_launched > 20
+    for plain, again in zip(*ends, strict=True):
+        assert torch.isfinite(plain).all()
+        assert torch.equal(plain, again)
+
+
+@distributed(world_size=2, backends="torch")
+def test_records_touch_nothing_but_what_their_name_says(world: World) -> None:
+    with recorded(world, is_on=True) as made:
+        steps(world, [Shard(0)], (2,))
+    (kept,) = made
+    names = {key[0][0] for key in kept._records if isinstance(key[0][0], str)}
+    assert names == {"pack", "join", "return", "apply"}
+    for (_, _, *layouts), graph in kept._records.items():
+        ranges = []
+        for address, dtype, shape, stride in layouts:
+            last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+            ranges.append((address, address + (last + 1) * dtype.itemsize))
+        for place in touched(graph):
+            last = sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
+            end = place.address + (last + 1) * place.dtype.itemsize
+            assert any(first <= place.address and end <= behind for first, behind in ranges)
