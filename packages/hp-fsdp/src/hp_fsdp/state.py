@@ -9,6 +9,7 @@ from hp_dtensor.states.broadcast import Announced, agree, announce, home_of, sen
 from hp_dtensor.states.options import IncompatibleKeys, checked_options, refuse_names
 from hp_dtensor.states.options import StateDictOptions as StateDictOptions
 from hp_dtensor.states.values import check_value, is_frozen, parameters_by_name, piece_of, read, write
+from hp_fsdp.loading_hooks import given_to_hooks, tell_hooks
 from hp_fsdp.unit import units_in
 from hp_platform.platform import Platform, get_platform
 
@@ -71,6 +72,9 @@ def set_model_state_dict(
     ValueError for a value of another shape. All of this is found before anything is written, and with
     ``broadcast_from_rank0`` on all ranks, if one finds it.
 
+    Hooks that were registered on modules with the framework's ``register_load_state_dict_pre_hook`` run before names are compared (with
+    ``broadcast_from_rank0`` on rank 0 alone), those of ``register_load_state_dict_post_hook`` when everything is written.
+
     Memory: the piece that is written; with ``broadcast_from_rank0`` one whole parameter on every rank.
     Communication: none for whole tensors and pieces; for DTensors in other placements what their redistribution needs. With
     ``broadcast_from_rank0`` one broadcast of each value's bytes, and before it two of about 100 bytes a name, and an
@@ -89,12 +93,17 @@ def set_model_state_dict(
     home = home_of(platform, targets.values()) if options.broadcast_from_rank0 else None
     problem: Exception | None = None
     mine: dict[str, Any] = {}
-    if isinstance(state_dict, Mapping):
-        mine = {platform.unwrapped_name(str(name)): value for name, value in state_dict.items()}
-    else:
-        problem = ValueError(
-            f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}"
-        )
+    try:
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(
+                f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}"
+            )
+        if home is None or home.is_source:
+            mine = given_to_hooks(platform, model, state_dict)
+    except Exception as error:
+        if home is None:
+            raise
+        problem = error
     given = mine if home is None else announce(platform, mine, home)
     names = _compared(targets, parameters, given, options)
     try:
@@ -124,6 +133,7 @@ def set_model_state_dict(
             receive([name], value)
     if home is not None:
         send(platform, given, mine, home, receive)
+    tell_hooks(platform, model, names)
     return names
 
 

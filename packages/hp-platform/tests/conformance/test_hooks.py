@@ -94,3 +94,20 @@ def test_backward_hooks_see_and_replace_gradients(platform, affine, make, equal)
     platform.backward([platform.sum(module(x))])
     equal(platform.get_grad(x), [[9.0, 12.0]])
     assert len(seen) == 2
+
+
+def test_hooks_on_loading_are_those_that_were_registered_on_the_module_itself(platform, affine):
+    outer, inner, seen = affine(), affine(), []
+    outer.inner = inner
+    assert platform.loading_hooks(outer) == ([], [])
+    inner.register_load_state_dict_pre_hook(
+        lambda module, values, prefix, *rest: seen.append((module is inner, prefix))
+    )
+    inner.register_load_state_dict_post_hook(lambda module, names: seen.append((module is inner, names)))
+    assert platform.loading_hooks(outer) == ([], [])
+    before, after = platform.loading_hooks(inner)
+    for hook in before:
+        hook({}, "inner.", {}, True, [], [], [])
+    for hook in after:
+        hook(inner, "names")
+    assert seen == [(True, "inner."), (True, "names")]

@@ -167,6 +167,13 @@ class MindSporeNNOps:
                         found[_joined(prefix, name)] = ops.stop_gradient(cell.__dict__.get(name, value))
         return found
 
+    def loading_hooks(
+        self, module: mindspore.nn.Cell
+    ) -> tuple[list[Callable[..., None]], list[Callable[..., None]]]:
+        """Those of register_load_state_dict_pre_hook and its pair."""
+        before, after = _private.loading_hooks_of(module)
+        return [partial(hook, module) for hook in before], after
+
     def layer_kind(self, module: mindspore.nn.Cell) -> str | None:
         """What a stock layer computes. A Dense with an activation is none: that is not linear."""
         if isinstance(module, mindspore.nn.Dense) and module.activation is not None:

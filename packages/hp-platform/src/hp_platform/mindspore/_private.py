@@ -40,6 +40,8 @@ NAMES: tuple[tuple[str, str], ...] = (
     ("mindspore", "Tensor._update_data"),
     ("mindspore", "nn.Cell._self_check"),
     ("mindspore", "nn.Cell._init_check"),
+    ("mindspore", "nn.Cell._load_state_dict_pre_hooks"),
+    ("mindspore", "nn.Cell._load_state_dict_post_hooks"),
     ("mindspore.common.seed", "_KERNEL_SEED"),
     ("mindspore.common.seed", "_GLOBAL_SEED"),
     ("mindspore.communication.management", "_init_with_store"),
@@ -200,6 +202,11 @@ def cells_of(cell: mindspore.nn.Cell) -> dict[str, mindspore.nn.Cell | None]:
 def buffers_of(cell: mindspore.nn.Cell) -> dict[str, mindspore.Tensor | None]:
     """A cell's own buffers."""
     return cell._buffers
+
+
+def loading_hooks_of(cell: mindspore.nn.Cell) -> tuple[list[Any], list[Any]]:
+    """What was registered to run before and after the cell reads a state dict."""
+    return [*cell._load_state_dict_pre_hooks.values()], [*cell._load_state_dict_post_hooks.values()]
 
 
 class FreelyNamedCell(mindspore.nn.Cell):

@@ -116,6 +116,14 @@ class NNOps(Protocol):
         """Full name to detached tensor that shares memory with the parameter or buffer."""
         ...
 
+    def loading_hooks(self, module: AnyModule) -> tuple[list[Callable[..., None]], list[Callable[..., None]]]:
+        """What users have registered on this very module, to run before and after it reads a state dict, in order.
+
+        ``before(state_dict, prefix, metadata, strict, missing, unexpected, errors)``: writes to ``state_dict``, whose names begin with
+        ``prefix``, and to the three lists. ``after(module, names)``: may write to the lists ``missing_keys`` and ``unexpected_keys`` of ``names``.
+        """
+        ...
+
     def layer_kind(self, module: AnyModule) -> str | None:
         """What a stock layer of the framework computes (also one derived from it): ``"linear"`` (parameters ``weight (out, in)`` and
         ``bias (out,)`` or none), ``"embedding"`` (``weight (num, dim)``), ``"convolution"`` (``weight (out, in / groups, ...)``,

@@ -136,6 +136,12 @@ class TorchNNOps:
         """Names and detached tensors."""
         return module.state_dict()
 
+    def loading_hooks(
+        self, module: torch.nn.Module
+    ) -> tuple[list[Callable[..., None]], list[Callable[..., None]]]:
+        """Those of register_load_state_dict_pre_hook and its pair."""
+        return [*module._load_state_dict_pre_hooks.values()], [*module._load_state_dict_post_hooks.values()]
+
     def layer_kind(self, module: torch.nn.Module) -> str | None:
         """What a stock layer computes."""
         return next((kind for classes, kind in _KINDS if isinstance(module, classes)), None)

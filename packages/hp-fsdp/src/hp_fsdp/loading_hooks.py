@@ -1,0 +1,46 @@
+"""Hooks that users have registered with the framework on the loading of modules: a sharded model runs them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hp_dtensor.states.options import IncompatibleKeys
+from hp_platform.platform import Platform
+
+
+def given_to_hooks(platform: Platform, model: Any, state_dict: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values by names of before compilation, as the hooks of all modules, outer ones first, have renamed and changed them in a copy.
+
+    Each sees the names below its own module, as in the framework's ``load_state_dict``. RuntimeError with what they report.
+    """
+    given = {platform.unwrapped_name(str(name)): value for name, value in state_dict.items()}
+    metadata = getattr(state_dict, "_metadata", None) or {}
+    errors: list[str] = []
+    for path, module in platform.named_modules(model):
+        before, _ = platform.loading_hooks(module)
+        if not before:
+            continue
+        prefix = _prefix(platform, path)
+        own = {name: value for name, value in given.items() if name.startswith(prefix)}
+        rest = {name: value for name, value in given.items() if not name.startswith(prefix)}
+        for hook in before:
+            hook(own, prefix, metadata.get(path, {}), True, [], [], errors)
+        given = {**rest, **own}
+    if errors:
+        raise RuntimeError(
+            f"hooks on the loading of {type(model).__name__} refuse the state dict: {'; '.join(errors)}"
+        )
+    return given
+
+
+def tell_hooks(platform: Platform, model: Any, names: IncompatibleKeys) -> None:
+    """All values are there: inner modules are told first. Hooks may write to the lists of names."""
+    for module in reversed([module for _, module in platform.named_modules(model)]):
+        _, after = platform.loading_hooks(module)
+        for hook in after:
+            hook(module, names)
+
+
+def _prefix(platform: Platform, path: str) -> str:
+    return f"{platform.unwrapped_name(path)}." if platform.unwrapped_name(path) else ""
