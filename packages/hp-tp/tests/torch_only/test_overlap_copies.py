@@ -78,6 +78,11 @@ class PeerMemory:
                 target.copy_(value)
             self.pause()
 
+    def pull(self, *_: Any) -> Any:
+        raise AssertionError("copies are made one by one")
+
+    push = pull
+
     def barrier(self) -> None:
         self.pause()
         self.machine.meeting.wait()

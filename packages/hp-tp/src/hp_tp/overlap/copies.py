@@ -78,6 +78,7 @@ class CopiedGather:
         """Filled step by step."""
         self._x, self._rows, self._halves, self._steps = platform.detach(x), rows, halves, steps
         self._queue = SideQueue(device)
+        self._queue.hold(self._x, self.whole)
         self._arrived: list[Any] = []
         nbytes = rows.nbytes(x.shape[-1], x.dtype)
         self._queue.run(lambda: by_copies("all_gather", rows.cut.group, nbytes, self._run, 1))
@@ -127,7 +128,6 @@ class CopiedExchange:
         self._rows, self._features, self._halves = rows, features, halves
         self._kind = {"dtype": dtype, "device": device}
         self._queue = SideQueue(device)
-        self._held: list[Tensor] = []
         self._row = _row_numel(rows, features)
         self._half = halves.turn()
         size = rows.outer * rows.sizes[rows.cut.index] * features
@@ -142,7 +142,7 @@ class CopiedExchange:
     def send(self, x: Tensor, start: int, coordinates: Sequence[int]) -> None:
         """Rows of the summand, ``(outer, n, features)`` from row ``start`` of the whole on, go to the ranks whose rows they are."""
         platform, rows = get_platform(), self._rows
-        self._held.append(x)
+        self._queue.hold(x)
 
         def push() -> None:
             for coordinate in coordinates:
@@ -178,6 +178,7 @@ class CopiedExchange:
         if (
             is_beside
         ):  # behind the sends, which are behind all work with the memory that `out` may have had before
+            queue.hold(out)
             queue.run(add, is_behind=False)
         mark = queue.mark()
 
@@ -185,7 +186,6 @@ class CopiedExchange:
             queue.wait(mark)
             if not is_beside:
                 add()
-            self._held.clear()
             return out
 
         return wait
