@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,13 @@ def test_wrong_calls_say_what_to_do(world: World) -> None:
         (lambda: checkpoint(print, preserve_rng_state=None), "preserve_rng_state is True or False, got None"),
         (lambda: checkpoint(print, determinism_check="all"), "give one of 'default', 'operations', 'none'"),
         (lambda: checkpoint(print, context_fn=3), "a function that gives two context managers, got int"),
+        (lambda: checkpoint(print, context_fn=lambda: None), "gives two context managers, .*, got None"),
+        (
+            lambda: checkpoint(print, context_fn=lambda: (nullcontext(), 3)),
+            "gives two context managers, .* 3",
+        ),
         (lambda: checkpoint_wrapper("block"), "takes a module or another callable, got str"),
+        (lambda: checkpoint_wrapper(platform.Module), "takes a module, got the class .*: make one of it"),
         (
             lambda: checkpoint_wrapper(print, "selective"),
             "policy='selective': \"full\" keeps the arguments only",

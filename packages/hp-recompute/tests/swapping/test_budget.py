@@ -185,6 +185,18 @@ def test_wrong_budgets_are_told(world: World) -> None:
         (lambda: swap(blocks, run, device_budget_bytes="1G"), "a positive number of bytes, got '1G'"),
         (lambda: swap(blocks, device_budget_bytes=1), "takes a model and a function that does a step"),
         (
+            lambda: swap(blocks, run, device_budget_bytes=1, policy_fn=print),
+            "chooses itself what is swapped: leave policy_fn and group_swap out",
+        ),
+        (
+            lambda: swap(blocks, run, device_budget_bytes=1, group_swap=True),
+            "chooses itself what is swapped: leave policy_fn and group_swap out",
+        ),
+        (
+            lambda: swap([world.platform.Module()], run, device_budget_bytes=1),
+            "these 1 have none: give the layers of the model",
+        ),
+        (
             lambda: swap(blocks, run, 3, device_budget_bytes=1),
             "takes a model and a function that does a step",
         ),

@@ -8,9 +8,10 @@ from typing import Any
 from hp_platform.on_platform import when_known
 from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.agreement import check_name
+from hp_recompute.checkpointing.contexts import Contexts
 from hp_recompute.checkpointing.kept_collectives import without_collectives
 from hp_recompute.checkpointing.policies import Policy, checked_policy
-from hp_recompute.checkpointing.region import Contexts, Options, Region
+from hp_recompute.checkpointing.region import Options, Region
 from hp_recompute.checkpointing.swaps import RegionSwaps
 
 
@@ -47,7 +48,8 @@ def checkpoint(
         early_stop: whether the second run ends when all is there that backward needs.
         determinism_check: ``"default"`` compares shapes and dtypes of what is saved, ``"operations"`` all operations of both runs (slow;
             needs ``operation_dispatch``), ``"none"`` nothing.
-        context_fn: gives two context managers, for the first and for the second run.
+        context_fn: gives two context managers, for the first and for the second run; where that happens more than once (several
+            backwards through one graph), the second one must be one that can be entered again.
         swap_inputs: keep the arguments in the host's memory between the two runs, as :func:`hp_recompute.swap` keeps what it swaps (what
             somebody else holds, and parameters, stay).
         group_swap: copy small ones of what is swapped packed together, results with ``MUST_SWAP`` among them.
@@ -57,7 +59,8 @@ def checkpoint(
     :func:`hp_recompute.keep_collectives_policy` is the ``policy_fn``, or in its list.
 
     Raises :class:`hp_recompute.CheckpointError` if the second run does something else, or if a kept result was changed in place;
-    ValueError for wrong options; NotImplementedError where operations cannot be watched, and a policy or check needs it.
+    ValueError for wrong options, among them a ``context_fn`` that gives anything else; NotImplementedError where operations
+    cannot be watched, and a policy or check needs it.
     """
     if not callable(function):
         raise ValueError(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from hp_platform import _process
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 from hp_recompute.checkpointing.agreement import Agreement
+from hp_recompute.checkpointing.contexts import Contexts, check_can_be_entered, contexts_of
 from hp_recompute.checkpointing.errors import CheckpointError
 from hp_recompute.checkpointing.inputs import KeptInputs
 from hp_recompute.checkpointing.kept_collectives import KeptCollectives
@@ -35,8 +36,6 @@ from hp_recompute.checkpointing.kept_results import KeptResults
 from hp_recompute.checkpointing.policies import Policy
 from hp_recompute.checkpointing.surroundings import Surroundings
 from hp_recompute.checkpointing.swaps import RegionSwaps
-
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ class Region:
         """Of modules that do not run again, in order."""
         self._values: dict[int, _Saved] = {}
         self.is_in_first_run = False
-        given: Contexts = options.context_fn() if options.context_fn else (nullcontext(), nullcontext())
-        self._forward_context, self._again_context = given
+        self._forward_context, self._again_context = contexts_of(options.context_fn)
 
     @contextmanager
     def _under_way(self, run: Any) -> Iterator[None]:
@@ -184,6 +182,7 @@ class Region:
             if self.collectives is not None:
                 stack.enter_context(self.collectives.second_run(self.unwatched))
             stack.enter_context(self.agreement.second_run())
+            check_can_be_entered(self._again_context, name_of(self.function))
             stack.enter_context(self._again_context)
             try:
                 self.function(*args, **kwargs)

@@ -14,9 +14,10 @@ from typing import Any
 
 from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.calls import checked_options, checkpointed
+from hp_recompute.checkpointing.contexts import Contexts
 from hp_recompute.checkpointing.excluded import run_once
 from hp_recompute.checkpointing.policies import Policy
-from hp_recompute.checkpointing.region import Contexts, Options, name_of
+from hp_recompute.checkpointing.region import Options, name_of
 
 MARK = "_hp_checkpointed"
 """Attribute of a module that checkpoints itself."""
@@ -53,7 +54,7 @@ def checkpoint_wrapper(
         raise ValueError(
             f'policy={policy!r}: "full" keeps the arguments only; for others give a list of operations or a function'
         )
-    _check_callable(module, "checkpoint_wrapper")
+    check_callable(module, "checkpoint_wrapper")
     chosen = policy_fn if isinstance(policy, str) else policy
     options = checked_options(
         chosen, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap
@@ -77,7 +78,7 @@ def checkpoint_exclude_wrapper(module: Any, save_output: bool = True) -> Any:
     Memory: what backward needs of it, and its output. For parts that must not run twice, or whose forward costs much for the memory
     that they need. No communication of its own. ValueError for what cannot be called, and for ``save_output=False``.
     """
-    _check_callable(module, "checkpoint_exclude_wrapper")
+    check_callable(module, "checkpoint_exclude_wrapper")
     if save_output is not True:
         raise ValueError(
             f"save_output={save_output!r}: without its output what comes after an excluded part could not run again; leave it "
@@ -114,9 +115,12 @@ def _wrapped(function: Callable[..., Any], forward: Callable[..., Any]) -> Calla
     return call
 
 
-def _check_callable(module: Any, where: str) -> None:
+def check_callable(module: Any, where: str) -> None:
+    """ValueError for what no wrapper takes."""
     if not callable(module):
         raise ValueError(f"{where} takes a module or another callable, got {type(module).__name__}")
+    if isinstance(module, type):
+        raise ValueError(f"{where} takes a module, got the class {module.__name__}: make one of it before")
 
 
 def _warn_of_nesting(platform: Platform, module: Any) -> None:

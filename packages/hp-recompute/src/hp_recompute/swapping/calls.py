@@ -82,6 +82,10 @@ def swap(
     is not callable and for wrong options; NotImplementedError for a budget on a device without a memory of its own.
     """
     if device_budget_bytes is not None:
+        if policy_fn is not None or group_swap:
+            raise ValueError(
+                "swap with device_budget_bytes chooses itself what is swapped: leave policy_fn and group_swap out"
+            )
         return _fitted(function, args, kwargs, device_budget_bytes)
     if not callable(function):
         raise ValueError(

@@ -49,7 +49,13 @@ def fit(
     """See :func:`hp_recompute.swap`."""
     platform = get_platform()
     layers = _layers_of(platform, model)
-    device = platform.device_of(next(x for layer in layers for _, x in platform.named_parameters(layer)))
+    parameter = next((x for layer in layers for _, x in platform.named_parameters(layer)), None)
+    if parameter is None:
+        raise ValueError(
+            f"swap with device_budget_bytes finds by their parameters where the layers lie, and these {len(layers)} have none: give the "
+            "layers of the model"
+        )
+    device = platform.device_of(parameter)
     copies = default_manager().copies_of(device)
     if copies is None:
         raise NotImplementedError(

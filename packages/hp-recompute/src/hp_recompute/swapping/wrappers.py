@@ -15,6 +15,7 @@ from typing import Any
 from hp_platform.platform import get_platform
 from hp_platform.protocols.local_wrapper import is_local_wrapper
 from hp_recompute.checkpointing.region import name_of
+from hp_recompute.checkpointing.wrappers import check_callable
 from hp_recompute.swapping.calls import SwapOptions, SwapPolicy, checked_options, swapped
 from hp_recompute.swapping.chain import link_of
 from hp_recompute.swapping.manager import default_manager
@@ -37,8 +38,7 @@ def swap_wrapper(
     Communication: none. UserWarning for a module that swaps already, or has such modules inside: what is inside of both belongs to the
     inner one. ValueError for what cannot be called, and for wrong options.
     """
-    if not callable(module):
-        raise ValueError(f"swap_wrapper takes a module or another callable, got {type(module).__name__}")
+    check_callable(module, "swap_wrapper")
     if offload_to != "cpu":
         raise ValueError(f'offload_to={offload_to!r}: what is swapped goes to the memory of the host, "cpu"')
     options = checked_options(policy_fn, group_swap)
