@@ -16,6 +16,7 @@ from hp_tp.plans.heads import configuration_of
 from hp_tp.plans.parallel_plan import ParallelPlan
 from hp_tp.plans.parts import Part, Role
 from hp_tp.plans.recipes import Choices, Recipe, recipe_for
+from hp_tp.plans.weights import parameters_of
 
 HIDDEN_ARGUMENTS = ("inputs_embeds",)
 """Arguments of models that hold hidden states in the place of ids."""
@@ -98,6 +99,7 @@ def plan_for(
         replicate_kv,
         overlap,
         bool(getattr(configuration_of(model), "output_router_logits", False)),
+        bool(parameters_of(model)),
     )
     chosen = _chosen(model, parts, choices)
     entries = _patterns(dict(platform.named_modules(model)), chosen)
@@ -123,22 +125,34 @@ def _chosen(model: Any, parts: list[Part], choices: Choices) -> dict[str, Recipe
     embedding = next((part for part in parts if part.role is Role.EMBEDDING), None)
     owner = "" if embedding is None else embedding.name.rpartition(".")[0]
     named = _hidden_arguments(get_platform().get_submodule(model, owner))
-    if owner and named and choices.is_cut:
+    if owner and named and choices.on_dtensors:
         options = (("arguments", named), ("layouts", choices.stream))
         chosen[owner] = Recipe(PrepareHidden, options, "hidden states given by name")
     for part in parts:
         recipe = recipe_for(part, choices)
+        if part.role is Role.OTHER and choices.on_dtensors and _holds_stream(part, parts):
+            arguments = named if part.name == owner else ()
+            options = (("arguments", arguments), ("layouts", choices.stream))
+            recipe = Recipe(PrepareHidden, options, "replicated: it meets the hidden states of its layers")
         if recipe is not None and part.name:
             chosen[part.name] = recipe
     return chosen
 
 
+def _holds_stream(part: Part, parts: list[Part]) -> bool:
+    """Whether other parts, which read the residual stream, are in it: its parameters must be DTensors where that consists of them."""
+    return any(
+        other.in_stream and other.role is not Role.OTHER and other.name.startswith(f"{part.name}.")
+        for other in parts
+    )
+
+
 def _for_model(model: Any, parts: list[Part], choices: Choices) -> Recipe:
     has_head = any(part.role is Role.HEAD for part in parts)
     options: dict[str, Any] = {"cut_logits": has_head and choices.cuts_logits}
-    if choices.is_cut and all(part.role is not Role.EMBEDDING for part in parts):
+    if choices.on_dtensors and all(part.role is not Role.EMBEDDING for part in parts):
         options["layouts"] = choices.stream  # of its first argument
-    elif choices.is_cut and _hidden_arguments(model):
+    elif choices.on_dtensors and _hidden_arguments(model):
         options.update(arguments=_hidden_arguments(model), layouts=choices.stream)
     return Recipe(PrepareModel, tuple(options.items()), "the model: whole plain tensors in and out")
 

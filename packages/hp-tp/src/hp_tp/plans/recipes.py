@@ -43,6 +43,8 @@ class Choices:
     """As styles take it."""
     has_router_loss: bool
     """Whether the model adds a loss of its routers, a plain tensor, to that of the logits."""
+    has_own_parameters: bool = False
+    """Whether the model itself, at the root, owns parameters, such as a table of positions: they are DTensors to its code."""
 
     @property
     def cuts_logits(self) -> bool:
@@ -54,6 +56,11 @@ class Choices:
         """Whether the residual stream is cut along the sequence."""
         return isinstance(self.stream, Shard)
 
+    @property
+    def on_dtensors(self) -> bool:
+        """Whether the residual stream consists of DTensors: so that models read whole lengths from it, or since their parameters meet it."""
+        return self.is_cut or self.has_own_parameters
+
 
 def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     """The style of a part; None for a part that needs none."""
@@ -64,11 +71,11 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
     if role in (Role.ATTENTION, Role.FEED_FORWARD):
         return _made(Replicated, f"{note}: {part.reason}") if parameters_of(part.module) else None
     if role is Role.EMBEDDING:
-        return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(stream))
+        return _made(RowwiseParallel, note, input_layouts=Replicate(), **_leaving(part, choices))
     if role is Role.HEAD:
         options: dict[str, Any] = {"output_layouts": Shard(-1), "use_local_output": False}
         if not choices.cuts_logits:
-            options = {"output_layouts": Replicate()}
+            options = {"output_layouts": Replicate(), "use_local_output": not choices.has_own_parameters}
             if choices.loss_parallel:
                 note = f"{note}; logits whole, since the model adds a loss of its router to theirs"
         options.update(_overlapping(part, stream, choices))
@@ -90,10 +97,8 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
         )
     if role in (Role.ATTENTION_OUT, Role.NARROW):
         counted = {} if part.heads is None else {"heads": part.heads}
-        overlapping = _overlapping(part, stream, choices)
-        return _made(
-            RowwiseParallel, note, input_layouts=Shard(-1), **_leaving(stream), **counted, **overlapping
-        )
+        options = {**_leaving(part, choices), **counted, **_overlapping(part, stream, choices)}
+        return _made(RowwiseParallel, note, input_layouts=Shard(-1), **options)
     if role is Role.HEAD_NORM:
         return _made(SequenceParallel, note, sequence_dim=2, use_local_output=True, local=True)
     if role is Role.NORM:
@@ -107,15 +112,15 @@ def recipe_for(part: Part, choices: Choices) -> Recipe | None:
             )
         return _made(Replicated, note)
     if role is Role.MIXTURE:
-        return _made(PrepareMixture, note, **_leaving(stream))
+        return _made(PrepareMixture, note, **_leaving(part, choices))
     if role is Role.ROUTER:
         return _made(Replicated, note)
     if role is Role.EXPERTS:
         return _made(StackedExperts, note, use_local_output=part.is_local or not choices.is_cut)
     if role is Role.BLOCK:
-        return _made(PrepareHidden, note, layouts=stream) if choices.is_cut else None
+        return _made(PrepareHidden, note, layouts=stream) if choices.on_dtensors else None
     # What a table of positions gives is added to the stream, and what an unknown part of attention gives to DTensors.
-    is_added = choices.is_cut and embedding_weight(part.module) is not None
+    is_added = choices.on_dtensors and embedding_weight(part.module) is not None
     meets = {"use_local_output": False} if is_added or not part.is_local else {}
     return _made(Replicated, f"replicated: {part.reason}", **meets)
 
@@ -124,9 +129,11 @@ def _made(style: type, note: str, **options: Any) -> Recipe:
     return Recipe(style, tuple(options.items()), note)
 
 
-def _leaving(stream: Placement) -> dict[str, Any]:
-    """A cut stream consists of DTensors, so that models read whole lengths from it; a whole one of plain tensors."""
-    return {"output_layouts": stream, "use_local_output": not isinstance(stream, Shard)}
+def _leaving(part: Part, choices: Choices) -> dict[str, Any]:
+    """Into the stream; inside of a mixture, whole and plain."""
+    if not part.in_stream:
+        return {"output_layouts": Replicate(), "use_local_output": True}
+    return {"output_layouts": choices.stream, "use_local_output": not choices.on_dtensors}
 
 
 def _overlapping(part: Part, stream: Placement, choices: Choices) -> dict[str, Any]:
