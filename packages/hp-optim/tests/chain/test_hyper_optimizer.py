@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,20 @@ def test_groups_are_chosen_by_the_routing(world: World) -> None:
     assert (muon.param_groups[0]["lr"], muon.param_groups[0]["momentum"]) == (0.5, 0.75)
     assert (adamw.param_groups[0]["lr"], adamw.param_groups[0]["betas"]) == (0.25, (0.5, 0.75))
     assert "layers.1.output.weight" in str(chain.routing)
+
+
+@distributed(world_size=2)
+def test_the_first_rank_logs_the_table(world: World) -> None:
+    logger, told = logging.getLogger("hp_optim.routing"), io.StringIO()
+    handler = logging.StreamHandler(told)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        chain = get_hyper_optimizer(shard(world, make_model(world)))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert (str(chain.routing) in told.getvalue()) is (world.rank == 0)
 
 
 @distributed(world_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from hp_optim.chain.routing import (
 from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group, groups_of
 from hp_platform.platform import Platform, get_platform
+from hp_platform.process_groups import get_rank, is_initialized
+
+_logger = logging.getLogger("hp_optim.routing")
 
 
 def get_hyper_optimizer(
@@ -44,8 +48,9 @@ def get_hyper_optimizer(
     Parameters keep their names in the groups (``"param_names"``), also those of given groups, so that Muon's ``split`` may say by
     names which matrices they hold.
 
-    The chain's ``routing`` says which parameter went where and why; ``print(chain.routing)`` gives the table. With two empty
-    lists the chain is empty. Its state dicts have flat keys if it has both optimizers, else nested ones.
+    The chain's ``routing`` says which parameter went where and why; ``print(chain.routing)`` gives the table, which rank 0 also logs
+    (logger ``hp_optim.routing``, level INFO). With two empty lists the chain is empty. Its state dicts have flat keys if it has
+    both optimizers, else nested ones.
 
     Communication: none. ValueError for ``patterns`` beside two lists, for arguments that the optimizers do not have, for a
     parameter that is in both lists, for a trainable one that is in none (all are named), and for one that is not in the model.
@@ -70,6 +75,8 @@ def get_hyper_optimizer(
     optimizers = {kind: classes[kind](groups[kind], **kwargs[kind]) for kind in KINDS if groups[kind]}
     chain = ChainedOptimizer(model, optimizers, flatten=len(optimizers) == len(KINDS))
     chain.routing = routing
+    if not is_initialized() or get_rank() == 0:
+        _logger.info("parameters and their optimizers:\n%s", routing)
     return chain
 
 
