@@ -166,3 +166,10 @@ def snapshot(chain: Any) -> list[Any]:
         ]
         for optimizer in chain
     ]
+
+
+def train(world: World, chain: Any, step: int, without: tuple[str, ...] = ()) -> None:
+    """A step with gradients of its own."""
+    give_gradients(world, chain.model, step, without)
+    chain.step()
+    chain.zero_grad()

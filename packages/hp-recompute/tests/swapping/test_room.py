@@ -32,6 +32,24 @@ def keep(x: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE
 
 
+def ones(world: World) -> Any:
+    """The input of a step."""
+    platform = world.platform
+    return platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+
+
+def check_gradient(world: World, x: Any, calls: list[Callable[[Any], Any]]) -> None:
+    """Every operation of every layer doubles."""
+    gradient = world.platform.to_numpy(world.platform.get_grad(x))
+    np.testing.assert_array_equal(gradient, np.full(SIZE, 2.0 ** (OPERATIONS * len(calls))))
+
+
+def two_moved_of_eight(world: World, timeline: Timeline) -> list[Callable[[Any], Any]]:
+    """Layers, of which the first two are swapped and the others kept."""
+    layer = layer_of(world.platform, timeline)
+    return [swap_wrapper(layer)] * 2 + [swap_wrapper(layer, keep)] * 6
+
+
 def steps_of(world: World, timeline: Timeline, calls: list[Callable[[Any], Any]], number: int) -> list[Any]:
     """Of steps: milliseconds, the part in which the device computed, and the peak in layers."""
     platform, found = world.platform, []
@@ -40,14 +58,13 @@ def steps_of(world: World, timeline: Timeline, calls: list[Callable[[Any], Any]]
     with use_manager(timeline.manager):
         for _ in range(number):
             timeline.new_step()
-            x = platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+            x = ones(world)
             y = x
             for call in calls:
                 y = call(y)
             platform.backward([platform.sum(y)])
             del y
-            factor = 2.0 ** (OPERATIONS * len(calls))
-            np.testing.assert_array_equal(platform.to_numpy(platform.get_grad(x)), np.full(SIZE, factor))
+            check_gradient(world, x, calls)
             found.append((*timeline.milliseconds, timeline.peak_nbytes / nbytes))
     return found
 
@@ -125,10 +142,8 @@ def test_numbers_stay_when_micro_batches_checkpoints_and_kept_layers_mix(world: 
 
 @distributed(world_size=1)
 def test_a_forward_that_fails_or_has_no_backward_leaves_nothing_on_the_device(world: World) -> None:
-    platform = world.platform
     timeline = a_timeline(world, copy=24.0)
-    layer = layer_of(platform, timeline)
-    calls = [swap_wrapper(layer)] * 2 + [swap_wrapper(layer, keep)] * 6
+    calls = two_moved_of_eight(world, timeline)
     expected = steps_of(world, timeline, calls, 3)
 
     def fails(x: Any) -> Any:
@@ -136,7 +151,7 @@ def test_a_forward_that_fails_or_has_no_backward_leaves_nothing_on_the_device(wo
 
     for last in (fails, None):
         with use_manager(timeline.manager):
-            x = platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+            x = ones(world)
             for call in calls[:3]:
                 x = call(x)
             if last is fails:
@@ -162,8 +177,7 @@ def test_what_is_known_of_groups_does_not_grow_without_end() -> None:
 def test_a_backward_that_fails_may_be_done_again_and_the_next_step_is_as_ever(world: World) -> None:
     platform = world.platform
     timeline = a_timeline(world, copy=24.0)
-    layer = layer_of(platform, timeline)
-    calls = [swap_wrapper(layer)] * 2 + [swap_wrapper(layer, keep)] * 6
+    calls = two_moved_of_eight(world, timeline)
     expected = steps_of(world, timeline, calls, 3)
 
     def fails(gradient: Any) -> None:
@@ -172,7 +186,7 @@ def test_a_backward_that_fails_may_be_done_again_and_the_next_step_is_as_ever(wo
 
     for place in (2, 1, 0):
         with use_manager(timeline.manager):
-            x = platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+            x = ones(world)
             ys = [x]
             for call in calls:
                 ys.append(call(ys[-1]))
@@ -183,8 +197,7 @@ def test_a_backward_that_fails_may_be_done_again_and_the_next_step_is_as_ever(wo
                 platform.backward([loss], retain_graph=True)
             fail = False
             platform.backward([loss])
-            factor = 2.0 ** (OPERATIONS * len(calls))
-            np.testing.assert_array_equal(platform.to_numpy(platform.get_grad(x)), np.full(SIZE, factor))
+            check_gradient(world, x, calls)
             del x, ys, loss
         assert steps_of(world, timeline, calls, 3)[-1] == pytest.approx(expected[-1])
 
@@ -193,11 +206,10 @@ def test_a_backward_that_fails_may_be_done_again_and_the_next_step_is_as_ever(wo
 def test_what_was_fetched_for_a_backward_that_does_not_come_is_given_back(world: World) -> None:
     platform = world.platform
     timeline = a_timeline(world, copy=1.0)
-    layer = layer_of(platform, timeline)
-    calls = [swap_wrapper(layer)] * 2 + [swap_wrapper(layer, keep)] * 6
+    calls = two_moved_of_eight(world, timeline)
     steps_of(world, timeline, calls, 2)
     with use_manager(timeline.manager):
-        x = platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
+        x = ones(world)
         ys = [x]
         for number, call in enumerate(calls):
             timeline.manager.set_current_group_name(f"layer {number}")
@@ -209,9 +221,7 @@ def test_what_was_fetched_for_a_backward_that_does_not_come_is_given_back(world:
         np.testing.assert_array_equal(platform.to_numpy(gradient), np.full(SIZE, 2.0 ** (4 * OPERATIONS)))
         names = ["layer 0", "layer 1"]
         on_device = [timeline.manager.group_nbytes(name)[0] for name in names]
-        other = swap(
-            layer, platform.set_requires_grad_(platform.full((SIZE,), 1.0, real(world), world.device), True)
-        )
+        other = swap(layer_of(platform, timeline), ones(world))
         given_back = [timeline.manager.group_nbytes(name)[0] for name in names]
         assert sum(on_device) >= sum(given_back)
         assert max(given_back) <= SIZE * platform.itemsize(x.dtype)

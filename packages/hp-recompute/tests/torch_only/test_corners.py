@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import pickle
+import sys
 import threading
 import weakref
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,42 +17,10 @@ from torch import nn
 
 from hp_recompute import CheckpointError, checkpoint, checkpoint_exclude_wrapper, checkpoint_wrapper
 
-Run = Callable[..., Any]
-WEIGHT = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"early_stop": False},
-    {"policy_fn": [torch.matmul]},
-    {"policy_fn": lambda context, operation, *args, **kwargs: True},
-    {"policy_fn": [torch.matmul], "early_stop": False},
-    {"determinism_check": "operations"},
-    {"policy_fn": [torch.matmul], "early_stop": False, "determinism_check": "operations"},
-]
+sys.path.insert(0, str(Path(__file__).parent))
+from checkpoint_calls import OPTIONS, WEIGHT, Run, assert_same, inner
+
 NAMES = ["plain", "to the end", "products", "everything", "products, to the end", "operations", "all of it"]
-
-
-def assert_same(
-    program: Callable[[Run, torch.Tensor, torch.Tensor], torch.Tensor],
-    options: list[dict[str, Any]] = OPTIONS,
-) -> None:
-    """``program(run, x, w)``, which goes backward itself, gives the same bits with plain calls and with checkpoints."""
-
-    def result(run: Run) -> list[Any]:
-        torch.manual_seed(0)
-        x = torch.linspace(-2, 2, 16, dtype=torch.float64).reshape(4, 4).requires_grad_()
-        w = WEIGHT.clone().requires_grad_()
-        y = program(run, x, w)
-        return [y.detach(), x.grad, w.grad, torch.rand(1)]
-
-    expected = result(lambda function, *args, **kwargs: function(*args, **kwargs))
-    for each in options:
-        found = result(partial(checkpoint, **each))
-        for one, other in zip(found, expected, strict=True):
-            assert one is other is None or torch.equal(one, other), each
-
-
-def inner(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return (x.sin() @ w).cos()
 
 
 def test_a_function_may_ask_for_gradients_inside() -> None:
@@ -281,76 +248,3 @@ def test_checkpointed_modules_can_be_pickled(policy: Any) -> None:
     x = torch.ones(2, 4)
     pickle.loads(pickle.dumps(model))(x).sum().backward()
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.jacrev])
-def test_function_transforms_are_refused_around_and_inside(transform: Any) -> None:
-    x = torch.linspace(0, 1, 4)
-    with pytest.raises(RuntimeError):
-        transform(lambda x: checkpoint(torch.sin, x).sum())(x)
-    if transform is not torch.func.vmap:
-        with pytest.raises(RuntimeError, match="saved tensor hooks"):
-            checkpoint(transform(lambda x: x.sin().sum()), x.requires_grad_())
-
-
-# Where there is a GPU, a reset of dynamo imports inductor, which writes scripts of its own.
-imports_inductor = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)
-
-
-@imports_inductor
-@pytest.mark.parametrize("options", OPTIONS[:3], ids=["plain", "to the end", "selective"])
-def test_compiled_functions_may_be_checkpointed_and_checkpointed_ones_compiled(
-    options: dict[str, Any],
-) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(inner, backend="aot_eager")
-
-    def inside(run: Run, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = run(compiled, x, w)
-        y.sum().backward()
-        return y
-
-    assert_same(inside, [options])
-    plain = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-    model = pickle.loads(pickle.dumps(plain))
-    checkpoint_wrapper(model, **{name: value for name, value in options.items() if name == "early_stop"})
-    x = torch.ones(3, 4)
-    torch.compile(model, backend="aot_eager")(x).sum().backward()
-    plain(x).sum().backward()
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
-@imports_inductor
-def test_a_compiled_module_runs_twice_when_it_is_checkpointed() -> None:
-    torch._dynamo.reset()
-    runs = []
-
-    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            runs.append(len(args))
-            return graph.forward(*args)
-
-        return run
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(F.gelu(self.up(x)))
-
-    plain = Block()
-    model = copy.deepcopy(plain)
-    wrapped = checkpoint_wrapper(torch.compile(model, backend=backend))
-    x = torch.ones(3, 4)
-    y = wrapped(x)
-    assert len(runs) == 1
-    y.sum().backward()
-    assert len(runs) == 2
-    plain(x).sum().backward()
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
