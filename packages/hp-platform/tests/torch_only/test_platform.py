@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from hp_platform.torch import TorchPlatform, build_platform
 
@@ -147,63 +145,6 @@ def test_torch_npu_without_cann_is_an_absent_device(tmp_path: Any) -> None:
     assert "torch_npu does not load: libhccl.so: cannot open shared object file" in result.stdout
 
 
-@pytest.fixture
-def world_of_one(platform: TorchPlatform, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``make(**changes)`` of create_world's arguments; the world is destroyed afterwards."""
-    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    assert not dist.is_initialized(), "this process must not be a rank of another world"
-    defaults = dict.fromkeys(("backend", "init_method", "store", "device_id", "options"))
-    given = {"device_type": "cpu", "rank": 0, "world_size": 1, "timeout": timedelta(seconds=20)}
-    yield lambda **changes: platform.create_world(**{**defaults, **given, **changes})
-    if dist.is_initialized():
-        platform.destroy_group(None)
-
-
-def test_a_world_of_one_needs_no_address(platform: TorchPlatform, world_of_one: Any) -> None:
-    assert platform.adopt_world() is None
-    group, name, store = world_of_one()
-    assert (name, platform.native_ranks(group), platform.native_rank(group)) == ("gloo", (0,), 0)
-    platform.store_set(store, "key", b"value")
-    assert platform.store_get(store, "key") == b"value"
-    platform.destroy_group(None)
-    assert not dist.is_initialized()
-
-
-def test_ranks_without_a_meeting_place_are_told_what_to_set(world_of_one: Any) -> None:
-    with pytest.raises(RuntimeError, match="rank 1 of 2 .* set MASTER_ADDR and MASTER_PORT"):
-        world_of_one(rank=1, world_size=2)
-
-
-def test_a_given_store_or_method_is_used(platform: TorchPlatform, world_of_one: Any, tmp_path: Any) -> None:
-    given = dist.HashStore()
-    _, _, store = world_of_one(store=given)
-    platform.store_set(store, "key", b"value")
-    assert any("key" in key for key in given.list_keys())
-    platform.destroy_group(None)
-    world_of_one(init_method=f"file://{tmp_path}/meet")
-    assert dist.get_world_size() == 1
-
-
-def test_under_torchrun_its_own_store_is_used(world_of_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(agent.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    _, _, store = world_of_one()  # would fail to listen on the port if it made a store of its own
-    store.set("ours", "1")
-    assert agent.num_keys() > 0
-
-
-def test_a_world_that_the_user_made_is_adopted(platform: TorchPlatform, world_of_one: Any) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    adopted = platform.adopt_world()
-    assert adopted is not None
-    group, name, store = adopted
-    assert (group, name) == (dist.group.WORLD, "gloo")
-    assert store is not None
-
-
 @pytest.mark.parametrize("async_op", [True, False])
 def test_a_coalesced_launch_says_whether_a_handle_is_wanted(platform: TorchPlatform, async_op: bool) -> None:
     """NCCL runs on the current stream only if it is told so: torch 2.11's own manager forgets it for all_gather."""
@@ -259,66 +200,6 @@ def test_host_memory_for_accelerators_is_page_locked(platform: TorchPlatform) ->
     for kind in platform.device_types():
         made = platform.device(kind).empty_pinned((4,), "float32")
         assert made.is_pinned() is (kind != "cpu")
-
-
-def test_hooks_and_functions_that_are_told_so_stay_out_of_compiled_graphs(platform: TorchPlatform) -> None:
-    calls: list[str] = []
-    graphs: list[list[str]] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_method"])
-        return graph.forward
-
-    def left_out(x: torch.Tensor) -> torch.Tensor:
-        calls.append("function")
-        return x.exp()
-
-    class Layer(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return left_out(x.sin()).cos()
-
-    platform.run_uncompiled([left_out])
-    layer = Layer()
-    platform.register_forward_pre_hook(layer, lambda *_: calls.append("before"))
-    platform.register_forward_hook(layer, lambda *_: calls.append("after"))
-    layer.compile(backend=backend)
-    x = torch.ones(3)
-    for _ in range(2):
-        assert torch.equal(layer(x), x.sin().exp().cos())
-    assert graphs == [["sin"], ["cos"]]
-    assert calls == ["before", "function", "after"] * 2
-
-
-def test_what_a_function_calls_may_be_compiled_without_the_function_itself(platform: TorchPlatform) -> None:
-    graphs: list[list[str]] = []
-    calls: list[str] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_method"])
-        return graph.forward
-
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        return x.sin().cos()
-
-    def around(x: torch.Tensor) -> torch.Tensor:
-        calls.append("around")
-        return inner(x)
-
-    platform.run_uncompiled([around], recurse=False)
-    x = torch.ones(3)
-    compiled = torch.compile(around, backend=backend, fullgraph=True)
-    for _ in range(2):
-        assert torch.equal(compiled(x), x.sin().cos())
-    assert graphs == [["sin", "cos"]]
-    assert calls == ["around"] * 2
-
-
-def test_names_are_those_of_before_compilation(platform: TorchPlatform) -> None:
-    model = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
-    found = [
-        platform.unwrapped_name(name) for name, _ in torch.compile(model, backend="eager").named_parameters()
-    ]
-    assert found == ["0.weight", "0.bias"]
 
 
 def test_recordable_makes_tensors_for_training_inside_of_inference_mode(platform: TorchPlatform) -> None:
