@@ -2,115 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hp_dtensor.chunk import chunk_offset, chunk_size, chunk_sizes
-from hp_dtensor.transport import Cut
-from hp_platform.testing import World, count_collectives, distributed
+from hp_platform.testing import World, distributed
 from hp_tp.overlap import OverlapPolicy, all_gather_matmul, matmul_reduce_scatter
 
-PLAIN = OverlapPolicy()  # no input here is so large that anything runs beside
-WHOLE = OverlapPolicy(min_nbytes=0, features_per_peer=1000)  # products are not cut, but gradients run beside
-CUT = OverlapPolicy(min_nbytes=0, features_per_peer=0, chunk_nbytes=0, max_chunks=3)
-SENDS = OverlapPolicy(min_nbytes=0, chunk_nbytes=0, max_chunks=2, gather_by="sends")
+sys.path.insert(0, str(Path(__file__).parent))
+from overlap_block import (
+    CUT,
+    LAYOUTS,
+    PLAIN,
+    SENDS,
+    WHOLE,
+    Numbers,
+    block,
+    cut_of,
+    leaves,
+    local,
+    parallel,
+    part,
+)
+
 POLICIES = {"plain": PLAIN, "whole": WHOLE, "cut": CUT, "sends": SENDS}
 WORLDS = (1, 2, 3, 4)
-# Shape of the whole but for its features, and the dim that is cut.
-LAYOUTS = {
-    "one row": ((1,), 0),
-    "rows": ((12,), 0),
-    "prime rows": ((7,), 0),
-    "no rows": ((0,), 0),
-    "one sequence": ((1, 24, ), 1),
-    "sequences": ((2, 12), 1),
-    "prime sequences": ((3, 5), 1),
-    "no sequence": ((0, 4), 1),
-    "sequence first": ((12, 3), 0),
-    "something between": ((2, 4, 3), 1),
-}  # fmt: skip
-
-
-def cut_of(world: World, length: int, dim: int, *, is_turned: bool = False) -> Cut:
-    """How a dim is dealt; turned: along a mesh dim whose ranks descend."""
-    assert world.group is not None
-    places = tuple(range(world.size))
-    index = world.size - 1 - world.rank if is_turned else world.rank
-    return Cut(
-        world.group, places[::-1] if is_turned else places, index, dim, chunk_sizes(length, world.size)
-    )
-
-
-def part(x: np.ndarray, dim: int, index: int, num_ranks: int) -> np.ndarray:
-    """A rank's piece."""
-    start, size = chunk_offset(x.shape[dim], num_ranks, index), chunk_size(x.shape[dim], num_ranks, index)
-    return np.take(x, range(start, start + size), dim)
-
-
-@dataclass
-class Numbers:
-    """Inputs, weights and what the loss weighs results with, by name."""
-
-    values: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, world: World, lead: tuple[int, ...], hidden: int) -> Numbers:
-        random = np.random.default_rng(3)
-        shapes = {
-            "x": (*lead, 5),
-            "first": (hidden, 5),
-            "second": (hidden, 5),
-            "third": (hidden, 5),
-            "bias": (hidden,),
-            "last": (4, hidden),
-            "loss": (*lead, 4),
-        }
-        dtype = "float64" if world.platform.supports("reduce_float64", world.device_type) else "float32"
-        return cls({name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()})
-
-
-# Along which dim a rank holds a part of what.
-FEATURES = {"first": 0, "second": 0, "third": 0, "bias": 0, "last": 1}
-
-
-def leaves(world: World, values: dict[str, np.ndarray], frozen: tuple[str, ...] = ()) -> dict[str, Any]:
-    platform = world.platform
-    made = {name: platform.tensor(value, device=world.device) for name, value in values.items()}
-    return {
-        name: x if name in frozen or name == "loss" else platform.set_requires_grad_(x, True)
-        for name, x in made.items()
-    }
-
-
-def block(platform: Any, first: Any, second: Any, third: Any) -> Any:
-    """Something between the products that is not linear."""
-    return platform.silu(first) * second + third * third
 
 
 def plain(platform: Any, t: dict[str, Any]) -> Any:
     first = platform.linear(t["x"], t["first"], t["bias"])
     second, third = platform.linear(t["x"], t["second"]), platform.linear(t["x"], t["third"])
     return platform.linear(block(platform, first, second, third), t["last"])
-
-
-def parallel(world: World, t: dict[str, Any], cut: Cut, policy: OverlapPolicy) -> Any:
-    """Two weights share the gather as operands, the third one takes what has been gathered."""
-    platform = world.platform
-    (first, second), whole = all_gather_matmul(
-        t["x"], [t["first"], t["second"]], cut, biases=[t["bias"], None], policy=policy
-    )
-    third = platform.linear(whole, t["third"])
-    return matmul_reduce_scatter(block(platform, first, second, third), t["last"], cut, policy=policy)
-
-
-def local(values: dict[str, np.ndarray], cut: Cut) -> dict[str, np.ndarray]:
-    """This rank's parts."""
-    num_ranks = len(cut.sizes)
-    dims = {**FEATURES, "x": cut.dim, "loss": cut.dim}
-    return {name: part(value, dims[name], cut.index, num_ranks) for name, value in values.items()}
 
 
 def near(world: World, got: Any, expected: Any, name: str) -> None:
@@ -236,87 +161,6 @@ def test_second_derivatives_are_those_of_one_process(world: World, policy: str) 
                 )
 
 
-# ---------------------------------------------------------------------------------------------------- communication
-def communication(
-    world: World, layout: str, policy: OverlapPolicy, frozen: tuple[str, ...] = ()
-) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
-    """Of forward and of backward: kind -> launches and bytes."""
-    platform = world.platform
-    lead, dim = LAYOUTS[layout]
-    numbers, cut = Numbers.of(world, lead, 8).values, cut_of(world, lead[dim], dim)
-    mine = leaves(world, local(numbers, cut), frozen)
-    with count_collectives() as forward:
-        loss = platform.sum(parallel(world, mine, cut, policy) * mine["loss"])
-    with count_collectives() as backward:
-        platform.backward([loss])
-    found = tuple(
-        {kind: (number, counted.nbytes(kind)) for kind, number in counted.counts.items()}
-        for counted in (forward, backward)
-    )
-    return found[0], found[1]
-
-
-@distributed(world_size=(2, 4))
-def test_as_many_bytes_are_moved_as_by_the_plain_program(world: World) -> None:
-    platform = world.platform
-    itemsize = 8 if platform.supports("reduce_float64", world.device_type) else 4
-    gathered, summed = 12 * 5 * itemsize, 12 * 4 * itemsize  # whole input and result of "rows"
-    is_asynchronous = platform.supports("async_collectives", world.device_type)
-    for policy in (PLAIN, WHOLE):
-        forward, backward = communication(world, "rows", policy)
-        assert forward == {"all_gather": (1, gathered), "reduce_scatter": (1, summed)}
-        assert backward == {"all_gather": (1, summed), "reduce_scatter": (1, gathered)}
-
-    forward, backward = communication(world, "rows", CUT)
-    chunks = 3 if is_asynchronous else 1
-    assert forward == {"all_gather": (1, gathered), "reduce_scatter": (chunks, summed)}
-    # The gradients of the weights hide the reduction as it is.
-    assert backward == {"all_gather": (1, summed), "reduce_scatter": (1, gathered)}
-    _, backward = communication(world, "rows", CUT, ("first", "second", "third", "bias", "last"))
-    assert backward == {"all_gather": (1, summed), "reduce_scatter": (chunks, gathered)}
-
-    forward, _ = communication(world, "rows", SENDS)
-    if not is_asynchronous:
-        assert forward == {"all_gather": (1, gathered), "reduce_scatter": (1, summed)}
-        return
-    # Own rows are not sent, and what is sent is counted on both ends: each rank sends its piece to every other.
-    others = world.size - 1
-    moved = 2 * others * gathered // world.size
-    assert forward == {"batch_send_recv": (others, moved), "reduce_scatter": (2, summed)}
-
-
-@distributed(world_size=2)
-def test_only_inputs_of_the_size_in_the_policy_are_cut(world: World) -> None:
-    if not world.platform.supports("async_collectives", world.device_type):
-        return
-    itemsize = 8 if world.platform.supports("reduce_float64", world.device_type) else 4
-    summed = 12 * 4 * itemsize
-    for min_nbytes, chunks in ((summed, 3), (summed + 1, 1)):
-        policy = OverlapPolicy(min_nbytes=min_nbytes, chunk_nbytes=summed // 3)
-        forward, _ = communication(world, "rows", policy)
-        assert forward["reduce_scatter"] == (chunks, summed)
-
-
-@distributed(world_size=1)
-def test_one_rank_communicates_nothing(world: World) -> None:
-    assert communication(world, "rows", CUT) == ({}, {})
-
-
-def test_a_reduction_is_cut_into_chunks_of_the_size_in_the_policy() -> None:
-    policy = OverlapPolicy(chunk_nbytes=16, max_chunks=4)
-    numbers = {nbytes: policy.num_chunks(nbytes) for nbytes in (0, 31, 32, 47, 48, 64, 1000)}
-    assert numbers == {0: 1, 31: 1, 32: 2, 47: 2, 48: 3, 64: 4, 1000: 4}
-    assert OverlapPolicy(chunk_nbytes=0).num_chunks(0) == 1
-
-
-def test_a_gather_is_cut_where_there_are_features_to_hide_it() -> None:
-    policy = OverlapPolicy(features_per_peer=8)
-    assert policy.cuts_gather(24, 4)
-    assert not policy.cuts_gather(23, 4)
-    # Whether pieces are sent must not depend on features, of which ranks may have different numbers.
-    assert OverlapPolicy(gather_by="sends").cuts_gather(0, 4)
-
-
 @distributed(world_size=2)
 def test_the_backward_says_that_it_begins(world: World) -> None:
     platform = world.platform
@@ -370,53 +214,3 @@ def test_a_whole_that_alone_is_used_has_a_gradient(world: World) -> None:
         platform.backward([platform.sum(whole) * (world.rank + 1)])
         near(world, platform.get_grad(mine["x"]), np.full((6, 5), 3.0, numbers["x"].dtype), "x")
         assert platform.get_grad(mine["first"]) is None
-
-
-# -------------------------------------------------------------------------------------------------------- wrong calls
-WRONG = {
-    "no weight": (
-        lambda t, cut: all_gather_matmul(t["x"], [], cut),
-        r"all_gather_matmul needs a weight; to gather alone, redistribute the input",
-    ),
-    "a bias too many": (
-        lambda t, cut: all_gather_matmul(t["x"], [t["first"]], cut, biases=[t["bias"], None]),
-        r"all_gather_matmul got 1 weights and 2 biases: one each, or None",
-    ),
-    "features are cut": (
-        lambda t, cut: all_gather_matmul(
-            t["x"], [t["first"]], Cut(cut.group, cut.positions, cut.index, 1, cut.sizes)
-        ),
-        r"all_gather_matmul: the cut dim is one of those before the last, from 0; got dim 1 of an input of shape \(6, 5\)",
-    ),
-    "a whole for a piece": (
-        lambda t, cut: all_gather_matmul(t["loss"], [t["last"]], cut),
-        r"all_gather_matmul: dim 0 of the input is 6 here by the cut \(6, 6\), got shape \(12, 4\)",
-    ),
-    "a piece for a whole": (
-        lambda t, cut: matmul_reduce_scatter(t["x"], t["first"], cut),
-        r"matmul_reduce_scatter: dim 0 of the input is 12 here by the cut \(6, 6\), got shape \(6, 5\)",
-    ),
-    "a weight of other inputs": (
-        lambda t, cut: all_gather_matmul(t["x"], [t["first"], t["last"]], cut),
-        r"all_gather_matmul: weight 1 must be \(out, 5\) of float\d\d for an input of shape \(6, 5\), got \(4, 6\) of",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-@distributed(world_size=2)
-def test_a_wrong_call_says_what_to_change(world: World, name: str) -> None:
-    numbers, cut = Numbers.of(world, (12,), 6).values, cut_of(world, 12, 0)
-    t = leaves(world, {**numbers, "x": part(numbers["x"], 0, cut.index, 2)})
-    call, message = WRONG[name]
-    with pytest.raises(ValueError, match=message):
-        call(t, cut)
-
-
-def test_a_wrong_policy_says_what_to_change() -> None:
-    with pytest.raises(ValueError, match="OverlapPolicy: max_chunks is 1 or more, got 0"):
-        OverlapPolicy(max_chunks=0)
-    with pytest.raises(ValueError, match="OverlapPolicy: min_nbytes is 0 or more, got -1"):
-        OverlapPolicy(min_nbytes=-1)
-    with pytest.raises(ValueError, match=r"gather_by is 'collective' or 'sends', got 'ring'"):
-        OverlapPolicy(gather_by="ring")  # type: ignore[arg-type]
