@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hp_dtensor import DTensor
+from hp_dtensor import DTensor, parallelize_module
+from hp_fsdp import fully_shard
+from hp_platform import init_device_mesh
 from hp_platform.testing import World
+from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
 
 
 def widest(world: World) -> str:
@@ -66,3 +69,30 @@ def stack_of_two_layers(world: World, forward: Callable[[Any, Any], Any], num_bl
             return forward(self, x)
 
     return stack(world, Block, num_blocks)
+
+
+def in_units(
+    world: World, model: Any, wrap: Callable[[Any], Any] | None = None, *, inside: bool = True, **options: Any
+) -> Any:
+    """Blocks and the model as units; the blocks are wrapped before (``inside`` of units) or after they are sharded."""
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    for block in model.blocks:
+        if wrap is not None and inside:
+            wrap(block)
+        fully_shard(block, mesh, **options)
+        if wrap is not None and not inside:
+            wrap(block)
+    return fully_shard(model, mesh, **options)
+
+
+def in_styles(world: World, model: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Layers ``up`` by columns, ``down`` by rows; then the blocks are wrapped."""
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    plan = {
+        "blocks.*.up": ColwiseParallel(cuts=ModuleCuts({"weight": 0})),
+        "blocks.*.down": RowwiseParallel(cuts=ModuleCuts({"weight": 1})),
+    }
+    parallelize_module(model, mesh, plan)
+    for block in model.blocks:
+        wrap(block)
+    return model

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import hp_dtensor
 from hp_dtensor import DTensor
-from hp_fsdp import get_optimizer_state_dict, like_parameters, set_optimizer_state_dict
+from hp_fsdp import get_optimizer_state_dict, set_optimizer_state_dict
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
+from optim_checkpoints import gone_on_from
 from optim_twins import Shadow, mesh_of, replica_counts
 
 
@@ -25,18 +26,8 @@ def test_state_by_names_is_saved_and_goes_on_on_another_mesh(world: World, tmp_p
             before.update()
         saved = get_optimizer_state_dict(before.model, before.optimizer)
         assert "first.extra.weight" not in saved["state"]
-        model = {name: p.detach() for name, p in before.parameters.items()}
         place = tmp_path / f"{world.size}_{number}"
-        hp_dtensor.save({"model": model, "optimizer": saved}, place)
-        after = Shadow(world, mesh_of(world, second), options={"lr": 0.7})
-        found = hp_dtensor.load(place, like=like_parameters(after.model))
-        for name, parameter in after.parameters.items():
-            value = found["model"][name]
-            local = value.to_local() if isinstance(value, DTensor) else value
-            world.platform.copy_(parameter.to_local(), world.platform.detach(local))
-        set_optimizer_state_dict(after.model, after.optimizer, found["optimizer"])
-        # The plain tensors go on from what they were.
-        after.wholes, after.shadow = before.wholes, before.shadow
+        after = gone_on_from(before, saved, place, mesh_of(world, second), {"lr": 0.7})
         for step in range(2, 5):
             after.backward(step, uses_extra=step > 2)
             after.update()

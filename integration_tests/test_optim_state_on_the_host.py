@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-import hp_dtensor
 from hp_dtensor import DTensor
-from hp_fsdp import fully_shard, get_optimizer_state_dict, like_parameters, set_optimizer_state_dict
+from hp_fsdp import fully_shard, get_optimizer_state_dict, set_optimizer_state_dict
 from hp_optim import AdamW, get_hyper_optimizer
 from hp_optim.offload.late import TIMINGS
 from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
+from optim_checkpoints import gone_on_from
 from optim_twins import Shadow, make_model, mesh_of, replica_counts, widest
 
 ON_HOST = {"offload_state": True, "offload_bucket": 4096}
@@ -70,19 +70,10 @@ def test_checkpoints_go_between_state_on_the_host_and_beside_the_parameters(
             before.update()
         saved = get_optimizer_state_dict(before.model, before.optimizer)
         place = tmp_path / f"{world.size}_{number}"
-        model = {name: p.detach() for name, p in before.parameters.items()}
-        hp_dtensor.save({"model": model, "optimizer": saved}, place)
-        after = Shadow(world, mesh_of(world, counts[-1]), options=other)
-        found = hp_dtensor.load(place, like=like_parameters(after.model))
-        for name, parameter in after.parameters.items():
-            value = found["model"][name]
-            local = value.to_local() if isinstance(value, DTensor) else value
-            world.platform.copy_(parameter.to_local(), world.platform.detach(local))
-        set_optimizer_state_dict(after.model, after.optimizer, found["optimizer"])
+        after = gone_on_from(before, saved, place, mesh_of(world, counts[-1]), other)
         assert after.optimizer.param_groups[0]["offload_state"] is bool(other)
         if other:  # not by way of the device, which may have no room
             check_place(after)
-        after.wholes, after.shadow = before.wholes, before.shadow
         for step in range(2, 4):
             after.backward(step, uses_extra=step > 2)
             after.update()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, parallelize_module
+from hp_dtensor import Partial, Replicate, Shard, distribute_tensor
 from hp_fsdp import fully_shard
 from hp_platform import collectives, init_device_mesh
 from hp_platform.collectives import differentiable
@@ -22,10 +22,9 @@ from hp_recompute import (
     checkpoint_wrapper,
     keep_collectives_policy,
 )
-from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recompute_parts import assert_equal, stack_of_two_layers, whole, widest
+from recompute_parts import assert_equal, in_styles, stack_of_two_layers, whole, widest
 
 
 def make_model(world: World) -> Any:
@@ -150,15 +149,7 @@ def test_tensor_parallel_layers_communicate_once_and_units_gather_as_ever(world:
     mesh = init_device_mesh(world.device_type, (world.size,))
 
     def parallel(wrap: Callable[[Any], Any]) -> Any:
-        model = make_model(world)
-        plan = {
-            "blocks.*.up": ColwiseParallel(cuts=ModuleCuts({"weight": 0})),
-            "blocks.*.down": RowwiseParallel(cuts=ModuleCuts({"weight": 1})),
-        }
-        parallelize_module(model, mesh, plan)
-        for block in model.blocks:
-            wrap(block)
-        return model
+        return in_styles(world, make_model(world), wrap)
 
     def units(wrap: Callable[[Any], Any]) -> Any:
         model = make_model(world)

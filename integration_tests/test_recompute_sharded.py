@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, manual_seed, parallelize_module
+from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, manual_seed
 from hp_dtensor import random as hp_random
 from hp_fsdp import fully_shard
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import checkpoint, checkpoint_wrapper
-from hp_tp import ColwiseParallel, ModuleCuts, RowwiseParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recompute_parts import assert_equal, stack_of_two_layers, whole, widest
+from recompute_parts import assert_equal, in_styles, in_units, stack_of_two_layers, whole, widest
 
 
 def make_model(world: World) -> Any:
@@ -52,33 +50,22 @@ def gradients(world: World, model: Any, order: tuple[int, ...] = (0,)) -> list[A
     return [platform.to_numpy(whole(x)) for x in found]
 
 
-def sharded(world: World, wrap: Callable[[Any], Any] | None, inside: bool, **options: Any) -> Any:
-    """A model of units; the blocks are checkpointed before (``inside`` of units) or after they are sharded."""
-    mesh = init_device_mesh(world.device_type, (world.size,))
-    model = make_model(world)
-    for block in model.blocks:
-        if wrap is not None and inside:
-            wrap(block)
-        fully_shard(block, mesh, **options)
-        if wrap is not None and not inside:
-            wrap(block)
-    return fully_shard(model, mesh, **options)
-
-
 @distributed(world_size=(1, 2))
 def test_units_that_are_checkpointed_give_the_bits_of_those_that_are_not(world: World) -> None:
     for order in ((0,), (1, 0, 2)):
-        expected = gradients(world, sharded(world, None, True), order)
+        expected = gradients(world, in_units(world, make_model(world)), order)
         for inside in (True, False):
             for reshard in (True, False):
-                model = sharded(world, checkpoint_wrapper, inside, reshard_after_forward=reshard)
+                model = in_units(
+                    world, make_model(world), checkpoint_wrapper, inside=inside, reshard_after_forward=reshard
+                )
                 assert_equal(gradients(world, model, order), expected)
                 assert_equal(gradients(world, model, order)[: len(order)], expected[: len(order)])
 
 
 @distributed(world_size=2)
 def test_units_inside_of_a_checkpointed_function_gather_again(world: World) -> None:
-    expected = gradients(world, sharded(world, None, True))
+    expected = gradients(world, in_units(world, make_model(world)))
     mesh = init_device_mesh(world.device_type, (world.size,))
     model = make_model(world)
     for block in model.blocks:
@@ -99,25 +86,13 @@ def test_units_inside_of_a_checkpointed_function_gather_again(world: World) -> N
 
 @distributed(world_size=2)
 def test_layers_in_styles_communicate_again_only_what_something_is_saved_after(world: World) -> None:
-    def parallel(wrap: Callable[[Any], Any]) -> Any:
-        model = make_model(world)
-        mesh = init_device_mesh(world.device_type, (world.size,))
-        plan = {
-            "blocks.*.up": ColwiseParallel(cuts=ModuleCuts({"weight": 0})),
-            "blocks.*.down": RowwiseParallel(cuts=ModuleCuts({"weight": 1})),
-        }
-        parallelize_module(model, mesh, plan)
-        for block in model.blocks:
-            wrap(block)
-        return model
-
     counts, found = [], []
     for wrap in (
         lambda block: None,
         checkpoint_wrapper,
         lambda block: checkpoint_wrapper(block, early_stop=False),
     ):
-        model = parallel(wrap)
+        model = in_styles(world, make_model(world), wrap)
         with count_collectives() as counted:
             found.append(gradients(world, model))
         counts.append(counted.counts["all_reduce"])

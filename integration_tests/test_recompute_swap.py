@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 
 from hp_dtensor import Replicate, Shard, distribute_tensor, manual_seed
 from hp_dtensor import random as hp_random
-from hp_fsdp import fully_shard
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import CheckpointPolicy, checkpoint_wrapper, swap, swap_wrapper
 from hp_recompute.swapping.late_copies import late_copies
 
 sys.path.insert(0, str(Path(__file__).parent))
-from recompute_parts import assert_equal, stack, whole, widest
+from recompute_parts import assert_equal, in_units, stack, whole, widest
 
 
 def make_model(world: World) -> Any:
@@ -61,19 +59,6 @@ def gradients(world: World, model: Any, order: tuple[int, ...]) -> list[Any]:
     return [platform.to_numpy(whole(platform.get_grad(x))) for x in leaves]
 
 
-def sharded(world: World, wrap: Callable[[Any], Any] | None, *, inside: bool = True, **options: Any) -> Any:
-    """A model of units; the blocks are wrapped before (``inside`` of units) or after they are sharded."""
-    mesh = init_device_mesh(world.device_type, (world.size,))
-    model = make_model(world)
-    for block in model.blocks:
-        if wrap is not None and inside:
-            wrap(block)
-        fully_shard(block, mesh, **options)
-        if wrap is not None and not inside:
-            wrap(block)
-    return fully_shard(model, mesh, **options)
-
-
 WRAPS = {
     "swap": swap_wrapper,
     "packed": lambda block: swap_wrapper(block, group_swap=True),
@@ -85,12 +70,14 @@ WRAPS = {
 @distributed(world_size=2)
 def test_units_that_are_swapped_give_the_bits_of_those_that_are_not(world: World, name: str) -> None:
     for order in ((0,), (1, 0, 2)):
-        plain = sharded(world, None)
+        plain = in_units(world, make_model(world))
         with count_collectives() as expected_count:
             expected = gradients(world, plain, order)
         for inside in (True, False):
             for reshard in (True, False):
-                model = sharded(world, WRAPS[name], inside=inside, reshard_after_forward=reshard)
+                model = in_units(
+                    world, make_model(world), WRAPS[name], inside=inside, reshard_after_forward=reshard
+                )
                 with late_copies() as manager:
                     for _ in range(2):
                         with count_collectives() as counted:
@@ -111,8 +98,12 @@ def test_gathered_parameters_are_not_swapped(world: World) -> None:
 
     for reshard in (True, False):
         for inside in (True, False):
-            model = sharded(
-                world, lambda block: swap_wrapper(block, policy), inside=inside, reshard_after_forward=reshard
+            model = in_units(
+                world,
+                make_model(world),
+                lambda block: swap_wrapper(block, policy),
+                inside=inside,
+                reshard_after_forward=reshard,
             )
             with late_copies():
                 gradients(world, model, (0,))
@@ -152,8 +143,10 @@ def test_arguments_and_outputs_may_be_dtensors(world: World) -> None:
 
 @distributed(world_size=2)
 def test_units_under_a_budget_give_the_bits_of_those_without(world: World) -> None:
-    expected = {order: gradients(world, sharded(world, None), order) for order in ((0,), (1, 0, 2))}
-    model = sharded(world, None)
+    expected = {
+        order: gradients(world, in_units(world, make_model(world)), order) for order in ((0,), (1, 0, 2))
+    }
+    model = in_units(world, make_model(world))
     with late_copies() as manager:
         run = lambda: gradients(world, model, (0,))
         saved = sum(each.cost.nbytes for each in swap(model, run, device_budget_bytes=10**9).layers)
