@@ -12,7 +12,8 @@ import pytest
 from hp_fsdp.arrangement import can_share
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import plan_rows
-from hp_fsdp.parameter import ManagedParameter, Owner
+from hp_fsdp.owner import Owner
+from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import find_places
 from hp_platform.testing import World, distributed
 

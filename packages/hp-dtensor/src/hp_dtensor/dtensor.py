@@ -7,7 +7,7 @@ the frameworks, in the adapters, add how their functions are caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hp_dtensor import creation
@@ -215,3 +215,8 @@ class DTensorMethods(GradientMethods, ValueMethods, PickleMethods, DTensorBase):
         return self._spec.shape[0]
 
     __hash__ = object.__hash__
+
+
+def local_tensors(dtensors: Iterable[DTensorMethods]) -> list[Tensor]:
+    """What ``to_local()`` of each gives: for runtimes that ask all of their parameters at every step."""
+    return [x._local for x in dtensors]

@@ -13,7 +13,8 @@ from hp_fsdp.offload import HOST, HostMemory, check_on_host
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
-from hp_fsdp.whole import ReplicatedParameters, WholeParameters
+from hp_fsdp.replicated import ReplicatedParameters
+from hp_fsdp.whole import WholeParameters
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -151,7 +152,8 @@ class Arrangement:
 
     def launch(self, async_op: bool, peers: Peers | None) -> Callable[[], None]:
         """Begin to fill them; what has to follow. See :meth:`WholeParameters.launch`."""
-        self.replicated.fill()
+        if self.replicated.params:
+            self.replicated.fill()
         if len(self.wholes) == 1:
             return self.wholes[0].launch(async_op, peers)
         follows = [whole.launch(async_op, peers) for whole in self.wholes]

@@ -56,7 +56,8 @@ class FlatBuffer:
         else:  # as if one rank had all of it
             self.rank = 0
             self.plan = plan_rows([param.shape or (1,) for param in params], 1)
-        self._row: Tensor | None = None
+        self.own_row: Tensor | None = None
+        """Of which the shards are parts; None where they have memory of their own, and until it is needed."""
         self._addresses: list[int] = []
         self._flat_row: FlatRow | None = None
         if not self.on_meta():
@@ -83,10 +84,10 @@ class FlatBuffer:
             for param in self.params:
                 self._check(param)
             return
-        if self._row is None:
+        if self.own_row is None:
             for param in self.params:
                 self._check(param)
-            self._row = self._new_row()
+            self.own_row = self._new_row()
             self._addresses = self._expected_addresses()
         for param, slot, address in zip(self.params, self.plan.slots, self._addresses, strict=True):
             if address and platform.data_ptr(param.shard) != address:
@@ -95,8 +96,8 @@ class FlatBuffer:
 
     def row(self) -> Tensor:
         """The shards' present values: 1-D, ``plan.numel`` elements, this rank's chunks with their padding. Read only."""
-        if self._row is not None:
-            return self._row
+        if self.own_row is not None:
+            return self.own_row
         platform, pieces = self.platform, []
         for param, slot in zip(self.params, self.plan.slots, strict=True):
             pieces.append(platform.reshape(platform.detach(param.shard), (-1,)))
@@ -107,22 +108,18 @@ class FlatBuffer:
 
     def flat_row(self) -> FlatRow | None:
         """The row for an optimizer, if the shards are parts of it; the same object while neither it nor a parameter is exchanged."""
-        if self._row is None:
+        if self.own_row is None:
             return None
         parameters = tuple(param.parameter for param in self.params)
         known = self._flat_row
         if (
             known is None
-            or known.row is not self._row
+            or known.row is not self.own_row
             or any(a is not b for a, b in zip(known.parameters, parameters, strict=True))
         ):
-            known = FlatRow(self._row, parameters, tuple(slot.offset for slot in self.plan.slots))
+            known = FlatRow(self.own_row, parameters, tuple(slot.offset for slot in self.plan.slots))
             self._flat_row = known
         return known
-
-    def row_version(self) -> int:
-        """How often the row was written as a whole, which the shards' own counts do not tell."""
-        return 0 if self._row is None else self.platform.version(self._row)
 
     def _new_row(self) -> Tensor:
         if self.host is None:
@@ -132,12 +129,12 @@ class FlatBuffer:
 
     def _expected_addresses(self) -> list[int]:
         """Where the shards begin; 0 for those without elements."""
-        start, size = self.platform.data_ptr(self._row), self.platform.itemsize(self.dtype)
+        start, size = self.platform.data_ptr(self.own_row), self.platform.itemsize(self.dtype)
         return [start + slot.offset * size if slot.local_numel(self.rank) else 0 for slot in self.plan.slots]
 
     def _move_in(self, param: ManagedParameter, slot: Slot) -> None:
         platform = self.platform
-        part = platform.narrow(self._row, 0, slot.offset, slot.local_numel(self.rank))
+        part = platform.narrow(self.own_row, 0, slot.offset, slot.local_numel(self.rank))
         with platform.no_grad():
             platform.copy_(part, platform.reshape(platform.detach(param.shard), (-1,)))
         platform.set_data_(param.shard, platform.reshape(platform.alias(part), param.local_shape(self.rank)))

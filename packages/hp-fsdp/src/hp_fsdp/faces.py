@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+from hp_dtensor.dtensor import local_tensors
 from hp_platform.platform import Platform
 
 if TYPE_CHECKING:
@@ -39,27 +40,28 @@ class Faces:
         """The shards, at the last time that somebody asked whether all is as it was; empty: nobody has since it is not."""
         self._fulls: list[Any] = []
         self._trains: list[bool] = []
+        """Which shards do, and which whole tensors."""
 
     # --- what the user has put there
     def remember(self, params: Sequence[ManagedParameter]) -> None:
         """All first places show the sharded parameters."""
         self._gets = [param.getter for param in params]
         self._parameters = [param.parameter for param in params]
-        self.locals = [parameter.to_local() for parameter in self._parameters]
+        self.locals = local_tensors(self._parameters)
 
     def stand(self) -> bool:
         """Whether they do so still."""
         if self._gets is None or not all(map(is_, [get() for get in self._gets], self._parameters)):
             return False
-        self.locals = [parameter.to_local() for parameter in self._parameters]
+        self.locals = local_tensors(self._parameters)
         return True
 
     # --- what the unit puts there
     def show_wholes(self, params: Sequence[ManagedParameter], listener: Any) -> None:
         """Whole parameters in all places; see :meth:`ManagedParameter.show_full`."""
         ask = self._platform.requires_grads
-        trains = ask(self.locals or [param.parameter.to_local() for param in params])
-        if self._wholes is not None and trains == self._trains and ask(self._fulls) == trains:
+        shards = self.locals or local_tensors([param.parameter for param in params])
+        if self._wholes is not None and ask([*shards, *self._fulls]) == self._trains:
             for put, whole in self._wholes:
                 put(whole)
             return
@@ -67,7 +69,8 @@ class Faces:
             param.show_full(listener)
         self._wholes = [(put, param.shown) for param in params for put in param.setters]
         self._fulls = [param.full for param in params]
-        self._trains = trains
+        trains = ask(shards)
+        self._trains = [*trains, *trains]
 
     def show_shards(self, params: Sequence[ManagedParameter]) -> None:
         """Shards in all places."""

@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_fsdp.roots import context_of
-from hp_fsdp.runtime import RootContext
 from hp_fsdp.unit import UNIT_ATTRIBUTE, Unit, unit_of, units_in
-from hp_platform import _process
 from hp_platform.platform import get_platform
 
 CLASS_ATTRIBUTE = "_hp_fsdp_class"
@@ -249,43 +247,6 @@ def become_sharded(module: Any, unit: Unit) -> None:
     module.__class__ = generated
     # What it calls is the module, whose forward may be compiled.
     unit.platform.run_uncompiled([HSDPModule.__call__], recurse=False)
-
-
-def hsdp_sync_stream() -> Any:
-    """Wait until all reductions of all sharded models of the process are over, for what the computation does next.
-
-    Needed only after ``set_is_last_backward(False)``: else the end of backward has waited. The host waits only where the
-    device has no streams. Returns the stream that reductions run on, of the model that was first called last; None where
-    devices have none (cpu) or nothing has run. Communication: none of its own; on devices without streams the all-reduce of
-    replicas is launched by whoever waits.
-    """
-    stream = None
-    contexts: list[RootContext] = sorted(_process.state.sharded_roots, key=lambda context: context.number)
-    for context in contexts:
-        with context.platform.no_grad():
-            context.drain()
-        if context.streams.are_real:
-            stream = context.streams.reduce
-    return stream
-
-
-def register_forward_method(module: Any, name: str) -> None:
-    """Let ``module.name(...)`` gather and re-shard as ``module(...)`` does: for methods other than forward that compute.
-
-    Called on a module that is not sharded it does nothing. ValueError if there is no such method. No communication.
-    """
-    method = getattr(module, name, None)
-    if not callable(method):
-        raise ValueError(f"{type(module).__name__} has no method {name!r}")
-    unit = unit_of(module)
-    if unit is None:
-        return
-    hooks = unit.hooks
-
-    def sharded_method(*args: Any, **kwargs: Any) -> Any:
-        return hooks.run(module, method, args, kwargs)
-
-    object.__setattr__(module, name, sharded_method)
 
 
 def _unit(module: Any) -> Unit:

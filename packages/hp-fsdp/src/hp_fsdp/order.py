@@ -16,35 +16,31 @@ class Order(Generic[U]):
 
     def __init__(self) -> None:
         self._known: list[U] = []
-        self._now: list[U] = []
-        self._is_as_known = True
-
-    @property
-    def seen(self) -> list[U]:
+        self.seen: list[U] = []
         """Who has run in this round."""
-        return self._now
+        self._is_as_known = True
 
     @property
     def expects_more(self) -> bool:
         """Whether somebody comes after the one that has run last."""
-        return self._is_as_known and len(self._now) < len(self._known)
+        return self._is_as_known and len(self.seen) < len(self._known)
 
     def begin(self, guess: Sequence[U] = ()) -> None:
         """A new round; ``guess`` is what to expect in the very first."""
-        if self._now:
-            self._known = self._now
+        if self.seen:
+            self._known = self.seen
         elif not self._known:
             self._known = list(guess)
-        self._now = []
+        self.seen = []
         self._is_as_known = True
 
     def forget(self) -> None:
         """The round was left before its end: the one before it is what to expect."""
-        self._now = []
+        self.seen = []
 
     def enter(self, unit: U) -> U | None:
         """``unit`` runs; the one that is expected after it."""
-        at, known = len(self._now), self._known
-        self._now.append(unit)
+        at, known = len(self.seen), self._known
+        self.seen.append(unit)
         self._is_as_known = self._is_as_known and at < len(known) and known[at] is unit
         return known[at + 1] if self._is_as_known and at + 1 < len(known) else None

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import DTensor
-from hp_fsdp.parameter import OWNER_MARK, STAYS, SUCCESSOR, ManagedParameter, Owner
+from hp_fsdp.marks import OWNER_MARK, STAYS, SUCCESSOR
+from hp_fsdp.owner import Owner
+from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.unit import Unit, units_in
 from hp_platform.platform import Platform
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hp_dtensor import DTensor
 from hp_dtensor.gradients import HOOK_KEEPER
@@ -15,42 +13,17 @@ from hp_dtensor.module_tensors import PIECE_DEVICE
 from hp_fsdp.extension import EXTENSION, has_extension
 from hp_fsdp.faces import Faces
 from hp_fsdp.gradient_hooks import GradientHooks
+from hp_fsdp.gradient_listening import Listener, told_of_gradients
 from hp_fsdp.layout import Slot
+from hp_fsdp.marks import OWNER_MARK, SUCCESSOR
 from hp_fsdp.origin import Origin
+from hp_fsdp.owner import Owner
 from hp_fsdp.places import Places
 from hp_fsdp.summands import Summands
 from hp_fsdp.wide_gradients import WideGradient, wide_weight
 from hp_platform.platform import Platform
 from hp_platform.protocols.flat_shards import FLAT_SHARDS
 from hp_platform.protocols.tensor import DType, Tensor
-
-OWNER_MARK = "_hp_fsdp_owner"
-"""Attribute of a sharded parameter that says who shards it. A plain text: it travels through pickles harmlessly."""
-SUCCESSOR = "_hp_fsdp_successor"
-"""Attribute of a parameter that was sharded, the whole one of before: the :class:`ManagedParameter` that took its place. A module
-outside of the unit may still hold it (a tie), and is given the successor when it is sharded itself."""
-STAYS = "_hp_fsdp_stays"
-"""Attribute of a parameter that stays as it is and is in a unit. Another unit that holds it too leaves its gradients to operations."""
-MAIN_GRAD = "main_grad"
-"""Attribute of a sharded parameter that holds its gradient in the dtype of the reduction, if the policy asks for it."""
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A place where a parameter hangs. A tied one has several."""
-
-    module: Any
-    attribute: str
-    name: str
-    """Dotted, from the unit's module."""
-
-
-class Listener(Protocol):
-    """Whoever wants to know of gradients of whole parameters."""
-
-    def gradient_came(self) -> None:
-        """A backward has added to one."""
-        ...
 
 
 class ManagedParameter:
@@ -262,7 +235,7 @@ class ManagedParameter:
         if platform.requires_grad(self.full) != trains:
             platform.set_requires_grad_(self.full, trains)
         if trains and not self._is_watched:
-            came = self._told(listener)
+            came = told_of_gradients(listener, self.wide if self.has_wide_gradient else None)
             platform.register_post_accumulate_grad_hook(self.full, came)
             self._is_watched = True
             mesh = self.origin.mesh
@@ -272,21 +245,6 @@ class ManagedParameter:
                 defer_reductions(self.shown, self.summands.leaf)
         for put in self.setters:
             put(self.shown)
-
-    def _told(self, listener: Listener) -> Callable[[Tensor], None]:
-        # Weakly: a framework may hold hooks where no collector of cycles sees them, and with them the whole model.
-        listening, wide = weakref.ref(listener), self.wide
-
-        def came(_: Tensor) -> None:
-            found = listening()
-            if found is not None:
-                found.gradient_came()
-
-        def wide_one_came(x: Tensor) -> None:
-            wide.accept()
-            came(x)
-
-        return wide_one_came if self.has_wide_gradient else came
 
     def show_shard(self) -> None:
         """Put the shard back where the parameter hangs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 from hp_fsdp.batches import Batch, cut_into_batches
@@ -60,7 +61,7 @@ class PeerExchange:
         On the current stream. Communication: counts as one collective of all blocks.
         """
         group = self.halves.group
-        by_copies(self.kind, group, self._nbytes, lambda: self._run(blocks, row, op), len(blocks))
+        by_copies(self.kind, group, self._nbytes, partial(self._run, blocks, row, op), len(blocks))
 
     def _run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
         platform, halves = self.platform, self.halves

@@ -48,11 +48,11 @@ class Peers:
         """Of parts of these sizes that travel in ``dtype``; blocks of one shape have it together. None and first time as of
         :meth:`halves`.
         """
-        halves = self.halves("exchange", dtype)
-        if halves is None:
-            return None
         key = (tuple(sizes), dtype, kind)
         if key not in self._exchanges:
+            halves = self.halves("exchange", dtype)
+            if halves is None:
+                return None
             with self.platform.recordable():
                 self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind)
         return self._exchanges[key]

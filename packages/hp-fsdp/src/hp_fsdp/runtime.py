@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 
 from hp_fsdp.backward_end import EndOfBackward, nothing, queue_end
 from hp_fsdp.order import Order
 from hp_fsdp.peers import Peers
-from hp_fsdp.reduce import Reduction
+from hp_fsdp.reductions import Reductions
 from hp_fsdp.states import ShardState
 from hp_fsdp.streams import Streams, Task
-from hp_fsdp.summation import Summation
 from hp_fsdp.unit import Unit
 from hp_fsdp.unit_names import name_units
 from hp_fsdp.unit_parameters import UnitParameters
 from hp_platform import _process
 from hp_platform.group import ProcessGroup
 from hp_platform.platform import Platform
-
-MAX_REDUCTIONS = 2
-"""How many are under way at most. With one, the next unit would wait for the buffer of the one before (measured: +6 % of a step)."""
 
 
 class RootContext:
@@ -43,7 +38,7 @@ class RootContext:
         self.pass_number = 0
         self.in_backward = False
         self.is_last_backward = True
-        self._end: weakref.ref[EndOfBackward] | None = None
+        self.end: weakref.ref[EndOfBackward] | None = None
         """Of the last backward: what is called at its end, while there is one."""
         self._ending = threading.RLock()
         """Held by who clears up behind a backward that has failed."""
@@ -55,11 +50,7 @@ class RootContext:
         self._ahead: set[UnitParameters] = set()
         """Gathered for somebody who has not come yet."""
         self._looked: dict[UnitParameters, int] = {}
-        self._reductions: deque[Reduction | Summation] = deque()
-        self._of_backward: list[Reduction | Summation] = []
-        """Begun by the running backward."""
-        self._landing: list[Reduction | Summation] = []
-        """Whose gradients are on their way to the host, or there."""
+        self.reductions = Reductions()
         self.reading: Task | None = None
         """The last gather of offloaded shards; see [Note: when the host may write]."""
         self._peers: dict[ProcessGroup, Peers] = {}
@@ -91,7 +82,8 @@ class RootContext:
         if unit.is_stale(self.pass_number):
             unit.reshard()
         unit.gathered_in_pass = self.pass_number
-        unit.launch_gather()
+        if unit.state is ShardState.SHARDED:
+            unit.launch_gather()
         following = self._forward.enter(unit)
         self._gather_ahead(unit.options.forward_prefetch, following)
         self._ahead.discard(unit)
@@ -180,9 +172,10 @@ class RootContext:
 
     def look_at_shards(self, unit: UnitParameters) -> None:
         """Once per pass: the user may have changed what lies below the parameters."""
-        if not self.runs or self._looked.get(unit) != self.pass_number:
+        runs = self.runs
+        if not runs or self._looked.get(unit) != self.pass_number:
             unit.refresh()
-            if self.runs:
+            if runs:
                 self._looked[unit] = self.pass_number
 
     def _gather_ahead(self, told: list[Unit] | None, following: Unit | None) -> None:
@@ -206,9 +199,9 @@ class RootContext:
         if self._is_dead():
             self._bury()
         if not self.in_backward:
-            self._end = queue_end(self)
+            self.end = queue_end(self)
             self.in_backward = True
-            self._of_backward = []
+            self.reductions.begin_backward()
             for unit in self.units:
                 if unit.hidden_in_pass is not None or unit.used_outside_in_pass is not None:
                     unit.unshard()  # nobody may tell when it is needed
@@ -217,37 +210,20 @@ class RootContext:
 
     def gather_for_backward(self, unit: Unit) -> None:
         """Show the unit's whole parameters, and gather ahead."""
-        unit.launch_gather()
-        if (
-            not self._backward.seen or self._backward.seen[-1] is not unit
-        ):  # an output more of the same call is no news
+        if unit.state is ShardState.SHARDED:
+            unit.launch_gather()
+        seen = self._backward.seen
+        if not seen or seen[-1] is not unit:  # an output more of the same call is no news
             following = self._backward.enter(unit)
             self._gather_ahead(unit.options.backward_prefetch, following)
         self._ahead.discard(unit)
         unit.show()
 
-    def launch(self, reduction: Reduction | Summation) -> None:
-        """Begin a reduction; if too many are under way, the first of them must be over before its buffers are used again."""
-        while len(self._reductions) >= MAX_REDUCTIONS:
-            self._finish_first()
-        self._reductions.append(reduction)
-        self._of_backward.append(reduction)
-        reduction.launch()
-
     def drain(self) -> None:
         """Finish all reductions: gradients of shards are there for what the computation does next."""
-        while self._reductions:
-            self._finish_first()
+        self.reductions.finish()
         self.wait_until_read()
-        landing, self._landing = self._landing, []
-        for reduction in landing:
-            reduction.deliver()
-
-    def _finish_first(self) -> None:
-        reduction = self._reductions.popleft()
-        reduction.finish()
-        if reduction.target.host is not None:
-            self._landing.append(reduction)
+        self.reductions.deliver()
 
     def end_backward(self) -> None:
         """Settle and re-shard everything, and unless more backwards follow wait for the gradients of shards."""
@@ -258,10 +234,10 @@ class RootContext:
                 unit.finish_backward()
         except BaseException:
             # It has failed as any other: see [Note: backwards that fail].
-            self.in_backward, self._end = True, None
+            self.in_backward, self.end = True, None
             self._give_back()
             raise
-        self._of_backward = []
+        self.reductions.begin_backward()
         self._reshard_ahead()
         if self.is_last_backward:
             with self.platform.no_grad():
@@ -279,18 +255,14 @@ class RootContext:
         except RuntimeError:  # we are outside of a backward: the one that has begun is dead
             self._bury()
 
-    def hears_backward(self) -> bool:
-        """Whether a backward is under way that :meth:`begin_backward` knows of."""
-        return self.in_backward and self._end is not None and self._end() is not None
-
     def _is_dead(self) -> bool:
         """Whether the framework has dropped the backward that is said to run, and with it what was to be called at its end."""
-        return self.in_backward and (self._end is None or self._end() is None)
+        return self.in_backward and (self.end is None or self.end() is None)
 
     def end_is_gone(self, end: weakref.ref[EndOfBackward]) -> None:
         """Nobody will be called back at the end of a backward. See [Note: backwards that fail] in :mod:`hp_fsdp.backward_end`."""
         with self._ending:
-            if self.in_backward and self._end is end:
+            if self.in_backward and self.end is end:
                 self._give_back()
 
     def _give_back(self) -> None:
@@ -300,8 +272,7 @@ class RootContext:
     def _bury(self) -> None:
         with self._ending:
             self.in_backward = False
-        for reduction in self._of_backward:  # the user may have cleared gradients since
-            reduction.drop()
+        self.reductions.drop_backward()  # the user may have cleared gradients since
         with self.platform.no_grad():
             self.drain()
         for unit in self.units:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_dtensor import DTensor
+from hp_dtensor.dtensor import local_tensors
 from hp_fsdp.lines import Lines
+from hp_fsdp.marks import MAIN_GRAD
 from hp_fsdp.offload import HOST, HostMemory
-from hp_fsdp.parameter import MAIN_GRAD, ManagedParameter
+from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.places import Places
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
@@ -59,7 +61,7 @@ class ShardGradients:
         """Add 1-D ``parts``, each with its padding, to the gradients of the shards."""
         platform, in_main_grad = self.platform, self.in_main_grad
         gradients = self._shaped(params, parts)
-        shards = [param.parameter.to_local() for param in params]
+        shards = local_tensors([param.parameter for param in params])
         before = [self._main_grad(param) for param in params] if in_main_grad else platform.get_grads(shards)
         if in_main_grad:
             for param, gradient, known in zip(params, gradients, before, strict=True):

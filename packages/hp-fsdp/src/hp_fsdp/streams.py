@@ -28,6 +28,8 @@ class Streams:
         self.platform = platform
         self.device = platform.device(device)
         self.are_real = platform.supports("streams", device)
+        self.async_op = not self.are_real
+        """How collectives are started inside of :meth:`run`: on a side stream they may run in its order."""
         self.gather: Any = self.device.new_stream(high_priority=True)
         self.reduce: Any = self.device.new_stream(high_priority=True)
         self.after_reduce: Any = self.device.new_stream(high_priority=True)
@@ -52,11 +54,6 @@ class Streams:
         with self.device.use_stream(follow_on):
             follow()
             return Task(self, None, follow_on.record_event(), computation)
-
-    @property
-    def async_op(self) -> bool:
-        """How collectives are started inside of :meth:`run`: on a side stream they may run in its order."""
-        return not self.are_real
 
 
 class Task:

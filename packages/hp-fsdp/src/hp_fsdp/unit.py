@@ -98,17 +98,23 @@ class Unit(UnitParameters):
 
     def settle(self) -> None:
         """Reduce what has come, or set it aside, and re-shard."""
-        with self._unrecorded():
-            if self.options.sync_gradients:
-                self.reduce_gradients()
-            else:
-                for param in self.params:
-                    param.keep_gradient()
-                    if param.trains:
-                        self.owing.add(param)
-                self.owes_sync = True
-            self.has_news = False
-            self._end_of_backward()
+        if self.platform.is_grad_enabled():
+            with self.platform.no_grad():
+                self._settle()
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.options.sync_gradients:
+            self.reduce_gradients()
+        else:
+            for param in self.params:
+                param.keep_gradient()
+                if param.trains:
+                    self.owing.add(param)
+            self.owes_sync = True
+        self.has_news = False
+        self._end_of_backward()
 
     def finish_backward(self) -> None:
         """The backward is over: settle what could not be before, and re-shard in any case."""
@@ -145,11 +151,11 @@ class Unit(UnitParameters):
         streams, wishes = self.context.streams, self.options.wishes
         if self.leaves_dtensors:
             params = [param for param, takes in zip(self.params, taking_part, strict=True) if takes]
-            with self._named("reduce"):
-                self.context.launch(Summation(streams, params, wishes, self.gradients))
+            with self.launches["reduce"]:
+                self.context.reductions.launch(Summation(streams, params, wishes, self.gradients))
             return
         for lines in self.arrangement.lines(taking_part):
-            with self._named("reduce"):
+            with self.launches["reduce"]:
                 reduction = Reduction(
                     streams,
                     self.places,
@@ -160,7 +166,7 @@ class Unit(UnitParameters):
                     is_of_one_backward=not put_off,
                     peers=self.peers(),
                 )
-                self.context.launch(reduction)
+                self.context.reductions.launch(reduction)
 
     def forget_backward(self) -> None:
         """Of a backward that was left by an exception nothing counts that has not been reduced."""
@@ -183,9 +189,12 @@ class Unit(UnitParameters):
 
     def gradient_came(self) -> None:
         """See :class:`UnitParameters`."""
-        assert self.context is not None
-        if self.has_news and self.context.hears_backward():
-            return
+        context = self.context
+        assert context is not None
+        if self.has_news:  # asked once per parameter and backward: no call more than it takes
+            end = context.end
+            if context.in_backward and end is not None and end() is not None:
+                return
         super().gradient_came()
         self.has_news = True
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +21,37 @@ def name_units(root: Unit, units: Sequence[Unit]) -> None:
             names.setdefault(id(found), name)
     for unit in units:
         name = names.get(id(unit.modules[0]), "")
-        unit.name = f"{unit.label} {name!r}" if name else unit.label
+        unit.called(f"{unit.label} {name!r}" if name else unit.label)
 
 
 class NamedLaunch:
-    """While a unit launches: a range for profilers, and what those say of it who wait for a rank."""
+    """While a unit launches: a range for profilers, and what those say of it who wait for a rank. Entered again and again."""
 
-    __slots__ = ("_group", "_purpose", "_range")
+    __slots__ = ("_group", "_label", "_range", "_range_named", "purpose")
 
-    def __init__(self, group: ProcessGroup, purpose: str, range_: AbstractContextManager[Any]) -> None:
-        self._group, self._purpose, self._range = group, purpose, range_
+    def __init__(
+        self,
+        group: ProcessGroup,
+        label: str,
+        range_named: Callable[[str], AbstractContextManager[Any]],
+    ) -> None:
+        """``label``: the range's name; ``range_named`` makes it."""
+        self._group, self._label, self._range_named = group, label, range_named
+        self._range: AbstractContextManager[Any] | None = None
+        self.purpose = ""
+        """See :attr:`ProcessGroup.purpose`."""
 
     def __enter__(self) -> None:
-        self._range.__enter__()
-        self._group.purpose = self._purpose
+        found = self._range_named(self._label)
+        if type(found) is not nullcontext:  # of that nobody need be told: nobody profiles
+            self._range = found
+            found.__enter__()
+        self._group.purpose = self.purpose
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._group.purpose = ""
-        self._range.__exit__(kind, error, trace)
+        found, self._range = self._range, None
+        if found is not None:
+            found.__exit__(kind, error, trace)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from hp_dtensor.dtensor import local_tensors
 from hp_dtensor.gradients import HOOK_KEEPER
 from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.faces import Faces
 from hp_fsdp.flat_shards import UnitRows
+from hp_fsdp.marks import OWNER_MARK, STAYS
 from hp_fsdp.options import Options
-from hp_fsdp.parameter import OWNER_MARK, STAYS, ManagedParameter
+from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.peers import Peers, may_reach
 from hp_fsdp.places import Places
 from hp_fsdp.shard_gradients import ShardGradients
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from hp_fsdp.runtime import RootContext
     from hp_fsdp.unit import Unit
 
-_NOTHING = nullcontext()
-
 
 class UnitParameters:
     """The parameters of a unit, and where they are. Their collectives are launched by :meth:`launch_gather` only."""
@@ -38,10 +37,12 @@ class UnitParameters:
         self.platform = platform
         self.modules = tuple(modules)
         self.label = ", ".join(type(module).__name__ for module in modules)
-        self.name = self.label
-        """What messages about ranks that wait call it: also by its place, once there is a root."""
-        self._device = platform.device(places.device)
-        self._names = {what: f"hp_fsdp.{what} {self.label}" for what in ("gather", "reduce")}
+        range_named = platform.device(places.device).profiler_range
+        self.launches = {
+            what: NamedLaunch(places.shard_group, f"hp_fsdp.{what} {self.label}", range_named)
+            for what in ("gather", "reduce")
+        }
+        self.called(self.label)
         self.places = places
         self.options = options
         self.params: list[ManagedParameter] = []
@@ -76,6 +77,12 @@ class UnitParameters:
         """Of the shards, when they were gathered."""
         self.used_outside_in_pass: int | None = None
         """The last pass in which whole parameters were used outside of the module's forward."""
+
+    def called(self, name: str) -> None:
+        """Tell messages about ranks that wait what to call it: by its place, too, once there is a root."""
+        self.name = name
+        for what, launch in self.launches.items():
+            launch.purpose = f"{what} of {name}"
 
     # --- parameters
     def add(self, params: Sequence[ManagedParameter], *, whole: bool) -> None:
@@ -118,7 +125,7 @@ class UnitParameters:
 
     def shards(self) -> list[Any]:
         """The local tensors of all parameters, as they were at the last :meth:`refresh`."""
-        return self.faces.locals or [param.parameter.to_local() for param in self.params]
+        return self.faces.locals or local_tensors([param.parameter for param in self.params])
 
     @property
     def copies_between_peers(self) -> bool:
@@ -157,18 +164,25 @@ class UnitParameters:
         """
         if self.state is not ShardState.SHARDED:
             return
+        if self.platform.is_grad_enabled():
+            with self.platform.no_grad():
+                self._launch_gather()
+        else:  # as in most backwards: to enter a block takes the host's time
+            self._launch_gather()
+
+    def _launch_gather(self) -> None:
         context, small_world = self.context, self.small_world
         assert context is not None
         streams = context.streams
-        with self._unrecorded(), self._named("gather"):
-            start: Callable[[bool], Callable[[], None]]
+        with self.launches["gather"]:
+            start: Callable[[], Callable[[], None]]
             if small_world is not None and small_world.is_full:
-                start = small_world.launch
+                start = functools.partial(small_world.launch, streams.async_op)
             else:
                 context.look_at_shards(self)
-                start = functools.partial(self.arrangement.launch, peers=self.peers())
+                start = functools.partial(self.arrangement.launch, streams.async_op, self.peers())
             self.arrangement.allocate()
-            self._gathering = streams.run(streams.gather, functools.partial(start, streams.async_op))
+            self._gathering = streams.run(streams.gather, start)
         if self.options.offload:
             context.reading = self._gathering
         self.state = ShardState.GATHERING
@@ -184,9 +198,9 @@ class UnitParameters:
             self._gathering = None
             if self.small_world is not None:
                 self.small_world.clear()
-            if not self.context.runs:  # [Note: when the host may write]
+            if self.context.reading is not None and not self.context.runs:  # [Note: when the host may write]
                 self.context.wait_until_read()
-            self.versions = self._versions()
+            self.versions = () if self.options.reshard_after_backward else self.shard_versions()
             self.state = ShardState.GATHERED
 
     def show(self) -> None:
@@ -231,7 +245,8 @@ class UnitParameters:
     def reshard(self) -> None:
         """Free the whole parameters. No communication."""
         if self.state is not ShardState.SHARDED:
-            self.unshard()  # memory that is being filled cannot be freed
+            if self.state is ShardState.GATHERING:
+                self.unshard()  # memory that is being filled cannot be freed
             self.hide()
             self.arrangement.free()
             self.state = ShardState.SHARDED
@@ -263,25 +278,16 @@ class UnitParameters:
             return False
         keeps = not self.options.reshard_after_backward
         counts = self.platform.supports("version_counter", self.places.device)
-        return not (keeps and counts and self.versions == self._versions())
-
-    def _versions(self) -> tuple[int, ...]:
-        return () if self.options.reshard_after_backward else self.shard_versions()
+        return not (keeps and counts and self.versions == self.shard_versions())
 
     def shard_versions(self) -> tuple[int, ...]:
-        """How often each shard, and each row as a whole, was written, where the framework counts; else zeros."""
-        rows = self.arrangement.buffers
-        return (*self.platform.versions(self.shards()), *(row.row_version() for row in rows))
+        """How often each shard, and each row as a whole, was written, which the shards do not tell; where the framework
+        counts, else zeros.
+        """
+        rows = [buffer.own_row for buffer in self.arrangement.buffers]
+        return tuple(self.platform.versions([*self.shards(), *[row for row in rows if row is not None]]))
 
     def gradient_came(self) -> None:
         """A backward has added to the gradient of a whole parameter; :class:`hp_fsdp.unit.Unit` says what follows."""
         assert self.context is not None
         self.context.begin_backward()
-
-    def _unrecorded(self) -> Any:
-        """No gradients are recorded inside. In most backwards none are anyway, and to enter a block takes the host's time."""
-        return self.platform.no_grad() if self.platform.is_grad_enabled() else _NOTHING
-
-    def _named(self, what: str) -> Any:
-        range_ = self._device.profiler_range(self._names[what])
-        return NamedLaunch(self.places.shard_group, f"{what} of {self.name}", range_)

@@ -9,7 +9,6 @@ from typing import Any
 
 from hp_fsdp.buffer import FlatBuffer
 from hp_fsdp.layout import Slot
-from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.peer_gather import PeerGather
 from hp_fsdp.peers import Peers
 from hp_fsdp.places import Places
@@ -73,6 +72,8 @@ class WholeParameters:
         numel = sum(slot.num_ranks * slot.numel for slot in self.slots)
         self._wire_nbytes = numel * platform.itemsize(dtype)
         self._by_peers: PeerGather | None = None
+        self._peers: Peers | None = None
+        """With whose memory :attr:`_by_peers` was made."""
         self._rows: list[Tensor] = []
         self._kept_parts: list[Tensor] = []
         """Parts of these."""
@@ -130,7 +131,7 @@ class WholeParameters:
         platform = self.platform
         if self.places.num_shards == 1 and self._shares:
             return self._fill_alone
-        if peers is not None and self._can_copy(peers):
+        if peers is not None and (peers is self._peers or self._can_copy(peers)):
             return self._copy_from_peers()
         rows = platform.foreach_cast([self._on_device(buffer.row()) for buffer in self.buffers], self.dtype)
         if not self._in_place:
@@ -173,6 +174,7 @@ class WholeParameters:
             sizes = [slot.numel for slot in self.slots]
             with self.platform.recordable():  # it stays
                 self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
+        self._peers = peers
         return True
 
     def _copy_from_peers(self) -> Follow:
@@ -260,47 +262,3 @@ def put_together(platform: Platform, lines: Tensor, slot: Slot) -> Tensor:
         flat = platform.narrow(platform.narrow(lines, 0, rank, 1), 1, 0, slot.local_numel(rank))
         chunks.append(platform.reshape(flat, slot.local_shape(rank)))
     return platform.cat(chunks, slot.dim)
-
-
-class ReplicatedParameters:
-    """Parameters of which every rank keeps the whole, and that compute in another dtype than they are kept in.
-
-    (Where both are the same, the whole tensor is another face of the shard.) They are cast anew at every gather. Of offloaded ones
-    each of ``rows`` travels to the device first.
-    """
-
-    def __init__(
-        self,
-        platform: Platform,
-        params: Sequence[ManagedParameter],
-        device: str,
-        rows: Sequence[FlatBuffer] = (),
-    ) -> None:
-        self.platform = platform
-        self.device = device
-        self.rows = tuple(rows)
-        self.params = [param for row in rows for param in row.params] if rows else list(params)
-        for param in self.params:
-            param.set_whole(platform.empty(param.shape, param.compute_dtype, device), is_alias=False)
-
-    def fill(self) -> None:
-        """Write the shards' present values. No communication."""
-        if not self.params:
-            return
-        platform = self.platform
-        fulls = [param.full for param in self.params]
-        if self.rows:
-            values = [
-                platform.reshape(part, param.shape)
-                for row in self.rows
-                for param, part in zip(row.params, self._on_device(row), strict=True)
-            ]
-        else:
-            values = [platform.detach(param.shard) for param in self.params]
-        with platform.preserve_version(fulls):
-            for full, value in zip(fulls, values, strict=True):
-                platform.copy_(full, value)
-
-    def _on_device(self, row: FlatBuffer) -> list[Tensor]:
-        moved = self.platform.to_device(row.row(), self.device, non_blocking=True)
-        return self.platform.split(moved, row.plan.sizes)

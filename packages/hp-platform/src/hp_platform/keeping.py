@@ -66,7 +66,7 @@ def present() -> tuple[Keeper, ...]:
 
 def unkept(function: Callable[[], T]) -> T:
     """``function()``, whose collectives no keeper is asked about: a runtime's own."""
-    if not present():
+    if not _process.collective_keepers.get():
         return function()
     with entered(()):
         return function()

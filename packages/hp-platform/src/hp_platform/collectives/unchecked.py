@@ -8,7 +8,7 @@ truth values, at least one with elements, results that fit. Launches are recorde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hp_platform.collectives._launch import Work, launch, run_as
 from hp_platform.group import ProcessGroup
@@ -105,9 +105,8 @@ def all_to_all_into_each(
     )
 
 
-def by_copies(kind: str, group: ProcessGroup, nbytes: int, run: Callable[[], None], num_tensors: int) -> None:
-    """``run()`` does on the current stream, by copies in peer memory, what the collective ``kind`` would do."""
-    run_as(kind, group, nbytes, run, num_tensors)
+by_copies = run_as
+"""``run()`` does on the current stream, by copies in peer memory, what the collective ``kind`` would do."""
 
 
 def _nothing() -> None:

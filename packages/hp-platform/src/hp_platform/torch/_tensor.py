@@ -217,7 +217,7 @@ class TorchTensorOps:
         self, xs: Sequence[torch.Tensor], values: Sequence[torch.Tensor], non_blocking: bool = False
     ) -> None:
         """Write pairs."""
-        if not _same_length(xs, values):
+        if (len(xs) != len(values) or not xs) and not _same_length(xs, values):
             return
         before = version_before(xs)
         if not torch.is_grad_enabled():  # as in the steps of runtimes, whose host is in a hurry
