@@ -106,3 +106,8 @@ def test_autoload_by_torch_works_as_on_hardware() -> None:
     program = "import torch; print(torch.ones(2, device='npu').add(1).tolist())"
     result = run(program, emulator="1", TORCH_DEVICE_BACKEND_AUTOLOAD="1")
     assert result.stdout.strip().endswith("[2.0, 2.0]"), result.stderr
+
+
+def test_a_torch_for_yet_another_accelerator_is_refused() -> None:
+    result = run("import torch; torch.version.hip = '7.0'; import torch_npu", emulator="1")
+    assert "is built for another accelerator; install torch+cpu" in _import_error(result)

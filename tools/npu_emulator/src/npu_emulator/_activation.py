@@ -10,7 +10,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from npu_emulator import _libraries
+from npu_emulator import _beside_cuda, _libraries
 
 _DEFAULTS = {
     # Otherwise `import torch` imports torch_npu itself, before the program says so.
@@ -32,6 +32,7 @@ def activate() -> None:
     """Make the next `import torch_npu` load the emulated CANN first and the CPU kernels afterwards."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    _beside_cuda.hide_devices()
     sys.meta_path.insert(0, _TorchNpuFinder())
 
 
@@ -78,11 +79,13 @@ def _before_torch_npu() -> None:
     _libraries.load()
     import torch.version  # torch_npu imports torch next; not earlier, for the lines above to come at once
 
-    if torch.version.cuda or torch.version.hip:
-        # torch_npu would end the process without a word on some of these builds.
+    if torch.version.hip:
+        # Not tried: torch_npu may end the process without a word.
         raise ImportError(
             f"torch {torch.version.__version__} is built for another accelerator; install torch+cpu"
         )
+    if torch.version.cuda:
+        _beside_cuda.release_keys(Path(torch.__file__).parent)
     _active = True
 
 
