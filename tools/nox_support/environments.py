@@ -4,9 +4,11 @@ An environment is made in two steps, each with its own stamp. The base is the fr
 thrown away and made anew when its requirements or the interpreter change, so that nothing of the old ones stays. The
 packages of this repository are installed editable on top: seconds, and only when their metadata changes.
 
-[Note: why torch is pinned] torch_npu 2.13.0 pairs with torch 2.13 only, and an unpinned torch is the newest one. The
-pin alone is not enough for npu: on Linux the 2.13.0 of PyPI is built for CUDA, beside which torch_npu ends the process
-when it loads. So npu asks for the CPU build by name, and says what to do where pip does not find it.
+[Note: why torch is pinned] torch_npu 2.13.0 pairs with torch 2.13 only, and an unpinned torch is the newest one.
+
+[Note: which build of torch] An NPU needs the CPU build of torch, so npu prefers it, by name. On Linux the 2.13.0 of PyPI is
+built for CUDA, beside which torch_npu ends the process when it loads. Where pip finds no other, npu takes that one, and
+the emulator lets the two load together (npu_emulator/_beside_cuda.py): the same tests, some GB more on the disk.
 """
 
 import hashlib
@@ -23,7 +25,7 @@ import nox
 from nox_support.house import PACKAGES, ROOT
 
 TORCH = "torch==2.13.0"  # [Note: why torch is pinned]
-TORCH_FOR_CPU = "torch==2.13.0+cpu"
+TORCH_FOR_CPU = "torch==2.13.0+cpu"  # [Note: which build of torch]
 # hatchling builds our packages inside the environment: nine isolated builds would take a minute.
 BUILD = ("hatchling>=1.26", "editables>=0.5")
 RUNNER = ("pytest-xdist>=3.6",)
@@ -35,13 +37,14 @@ MODELS = ("transformers>=5.24,<6",)
 class Environment:
     """What one shared environment holds, and the variables its processes get.
 
-    `where_else` is the hint for a user whose pip does not find the requirements where it looks. `prepare` is a
-    command for the interpreter, run before each use; it does nothing when there is nothing to do.
+    `preferred` narrows the requirements where pip finds such releases, and `where_else` is the hint for a user whose pip
+    does not. `prepare` is a command for the interpreter, run before each use; it does nothing when there is nothing to do.
     """
 
     name: str
     requirements: tuple[str, ...]
     requirements_without_dependencies: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
     where_else: str = ""
     local_tools: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
@@ -70,8 +73,9 @@ ENVIRONMENTS = {
         Environment("torch", (TORCH, "numpy", *MODELS, *RUNNER)),
         Environment(
             "npu",
-            (TORCH_FOR_CPU, "numpy", "pyyaml", *RUNNER, *_cpp_compiler()),
-            where_else="set PIP_EXTRA_INDEX_URL to the index of CPU builds that pytorch.org names, and run again",
+            (TORCH, "numpy", "pyyaml", *RUNNER, *_cpp_compiler()),
+            preferred=(TORCH_FOR_CPU,),
+            where_else="the index of CPU builds that pytorch.org names, in PIP_EXTRA_INDEX_URL, saves some GB",
             # torch is already there, and pip shall not have a second opinion about it.
             requirements_without_dependencies=("torch-npu==2.13.0",),
             local_tools=("tools/npu_emulator",),
@@ -116,7 +120,7 @@ def ensure(session: nox.Session, name: str) -> Environment:
     if _read(packages_stamp) != packages:
         session.log(f"installing the packages of this repository into {environment.path.relative_to(ROOT)}")
         # The requirements once more: a newer release of some dependency may want what they forbid (contourpy 1.4 wants
-        # NumPy 2), and pip keeps to bounds only within one call.
+        # NumPy 2), and pip keeps to bounds only within one call. What was preferred meets them, and pip leaves it.
         _pip_install(
             session, environment, "--no-build-isolation", *environment.requirements, *_editable_packages()
         )
@@ -162,18 +166,20 @@ def _editable_packages() -> list[str]:
 
 
 def _install_requirements(session: nox.Session, environment: Environment) -> None:
-    arguments = [*BUILD, *environment.requirements]
-    if environment.where_else:
+    arguments = (*BUILD, *environment.requirements)
+    if environment.preferred:
+        preferring = (*environment.preferred, *arguments)
         # A requirement that is not found fails before anything is downloaded, so trying costs a second.
         tried = subprocess.run(
-            _pip_command(environment, *arguments), capture_output=True, text=True, check=False
+            _pip_command(environment, *preferring), capture_output=True, text=True, check=False
         )
         if tried.returncode == 0:
             return
         if "No matching distribution" in tried.stderr or "ResolutionImpossible" in tried.stderr:
-            session.error(
-                f"pip does not find {', '.join(environment.requirements)} here: {environment.where_else}"
-            )
+            preferred = ", ".join(environment.preferred)
+            session.log(f"pip does not find {preferred} here, so without it: {environment.where_else}")
+        else:
+            arguments = preferring  # once more, for nox to show why it fails
     _pip_install(session, environment, *arguments)
 
 
@@ -192,6 +198,7 @@ def _stamps(environment: Environment) -> tuple[str, str]:
         sys.version,
         str(ROOT),
         *BUILD,
+        *environment.preferred,
         *environment.requirements,
         *environment.requirements_without_dependencies,
     )
