@@ -71,12 +71,11 @@ class OffloadedStep(Step):
         self._leaving.clear()
 
     def end(self) -> None:
-        """The memory of all that travels is free, also of what came for batches that a step that failed has not reached."""
-        for _, events in self._coming.values():
-            for transfers, event in events:
-                transfers.wait(event)
+        """The memory of all that travels is free, also of what came, or was about to, for batches that a step that failed has not reached."""
+        for transfers in dict.fromkeys(self._transfers.values()):
+            transfers.settle()
         self._coming.clear()
-        self.finish()
+        self._leaving.clear()
 
     def _wanted(self, batch: Batch) -> tuple[int, ...]:
         """Parameters whose momentum the batch reads or moves, and which is on the host."""

@@ -86,6 +86,12 @@ class LateTransfers:
             first.is_done = True
             event.queue.popleft()
 
+    def settle(self) -> None:
+        """All of both directions."""
+        for queue in (self._coming, self._leaving):
+            if queue:
+                self.wait(queue[-1])
+
     def land(self) -> None:
         """All that leaves."""
         self.log.append("land")

@@ -106,8 +106,8 @@ class Streamed:
             return transfers.fetch(self._pairs(number, slot), [begun if slot.stored is None else slot.stored])
 
         ahead = max(0, len(slots) - 1)
-        coming = [fetch(number) for number in range(ahead)]
         try:
+            coming = [fetch(number) for number in range(ahead)]
             for number in range(num):
                 if number + ahead < num:
                     coming.append(fetch(number + ahead))
@@ -116,9 +116,8 @@ class Streamed:
                 update(*self._pieces(number, slot))
                 back = [(on_host, on_device) for on_device, on_host in self._pairs(number, slot)]
                 slot.stored = transfers.store(back, [transfers.present()])
-        finally:  # also if an update fails: the memory of the slots is dropped
-            for event in (*coming[-1:], *(slot.stored for slot in slots if slot.stored is not None)):
-                transfers.wait(event)
+        finally:  # also if an update or a copy fails: the memory of the slots is dropped
+            transfers.settle()
 
     def _slots(self) -> list[Slot]:
         size = max((bucket[-1].offset + bucket[-1].length for bucket in self.buckets), default=0)

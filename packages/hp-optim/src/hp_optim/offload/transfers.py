@@ -4,7 +4,7 @@
 so has what leaves: a link to the host carries as much in each direction at once. A copy waits for the events that it is given,
 the computation for copies where it is told to; the host waits for nothing, until somebody looks at the state
 (:meth:`Transfers.land`). Memory of the device belongs to the computation: before it is dropped, the computation has been told to
-wait for all copies that touch it.
+wait for all copies that touch it, in a step that fails, too (:meth:`Transfers.settle`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Transfers(Protocol):
         """Later work of the computation comes after the event."""
         ...
 
+    def settle(self) -> None:
+        """Later work of the computation comes after all copies so far, also after those of a call that failed when some had begun."""
+        ...
+
     def land(self) -> None:
         """The host waits until all that was stored is there."""
         ...
@@ -80,12 +84,22 @@ class StreamTransfers:
 
     def store(self, pairs: Pairs, after: Sequence[Event]) -> Event:
         """On the stream of what leaves."""
-        self._stored = self._copy(self._leaving, pairs, after)
+        try:
+            self._stored = self._copy(self._leaving, pairs, after)
+        except BaseException:  # some may have begun
+            self._stored = self._leaving.record_event()
+            raise
         return self._stored
 
     def wait(self, event: Event) -> None:
         """On the current stream."""
         self._device.current_stream().wait_event(event)
+
+    def settle(self) -> None:
+        """On the current stream."""
+        current = self._device.current_stream()
+        for side in (self._coming, self._leaving):
+            current.wait_stream(side)
 
     def land(self) -> None:
         """For the last store: they are in order."""
