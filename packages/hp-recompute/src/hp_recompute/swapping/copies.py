@@ -2,14 +2,17 @@
 
 [Note: memory and the copy stream] Memory of the device is allocated and freed by the computation's stream. A copy to the host reads what
 is held until the computation has been told to wait for the copy; a copy to the device writes to memory that is held until the same
-(by the copies themselves). So the allocator is never asked to guess, and the host never waits. Memory of the host is only touched by copies,
-all in the order of one stream, also those that were asked for on another: it may be given to the next one as soon as nobody
-wants what is in it.
+(by the copies themselves). So the allocator is never asked to guess, and the host never waits. Only what is dropped before anybody has
+waited (with a graph, by a user or an error in the middle, in any thread) is left to it: it keeps such memory from others until the
+copies are past it (:meth:`Copies.let_go`). Memory of the host is only touched by copies, all in the order of one stream, also those that
+were asked for on another: it may be given to the next one as soon as nobody wants what is in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from typing import Any, Protocol
 
 from hp_platform.platform import Platform
@@ -43,6 +46,13 @@ class Copies(Protocol):
         """Likewise. The targets are held until the event, whoever drops them."""
         ...
 
+    def let_go(self, xs: Sequence[Tensor]) -> None:
+        """The caller waits for no copy of these, on the device: nobody gets their memory before all copies so far are over.
+
+        In any thread, and in finalizers: no error comes of it.
+        """
+        ...
+
     def wait(self, event: Any) -> None:
         """Later work of the computation comes after the event."""
         ...
@@ -52,12 +62,18 @@ class StreamCopies:
     """On a stream of the device."""
 
     def __init__(self, platform: Platform, device: str) -> None:
+        self._held: dict[int, tuple[Any, list[Tensor]]] = {}
+        """By number. Threads come and go here, so nothing is done to it but what no other can divide."""
+        self._numbers = count()
         self.platform, self.name = platform, device
         self.device = platform.device(device)
         self.stream = self.device.new_stream()
         self._uint8 = platform.dtype("uint8")
         self._is_counted = platform.supports("memory_stats", device)
-        self._held: list[tuple[Any, list[Tensor]]] = []
+
+    def __del__(self) -> None:
+        """Nobody waits for what comes."""
+        self.let_go([target for _, targets in self._held.values() for target in targets])
 
     def empty_on_host(self, nbytes: int) -> Tensor:
         """Page-locked."""
@@ -77,26 +93,41 @@ class StreamCopies:
 
     def to_device(self, pairs: Sequence[tuple[Tensor, Tensor]], stream: Any = None) -> Any:
         """On the stream of copies, or another one in its order."""
-        event = self._start(pairs, stream)
-        self._held.append((event, [target for target, _ in pairs]))
+        targets = [target for target, _ in pairs]
+        try:
+            event = self._start(pairs, stream)
+        except BaseException:  # some may have begun
+            self.let_go(targets)
+            raise
+        self._held[next(self._numbers)] = event, targets
         return event
+
+    def let_go(self, xs: Sequence[Tensor]) -> None:
+        """The allocator is told; see [Note: memory and the copy stream]."""
+        with suppress(Exception):  # of a device that has failed, or a process that ends
+            for x in xs:
+                self.device.record_stream(x, self.stream)
 
     def wait(self, event: Any) -> None:
         """On the current stream."""
         self.device.current_stream().wait_event(event)
-        self._held = [each for each in self._held if each[0] is not event and not each[0].query()]
+        for number, (each, _) in list(self._held.items()):
+            if each is event or each.query():
+                self._held.pop(number, None)
 
     def _start(self, pairs: Sequence[tuple[Tensor, Tensor]], given: Any) -> Any:
         stream = self.stream if given is None else given
         stream.wait_stream(self.device.current_stream())
         if given is not None:
             stream.wait_stream(self.stream)
-        with self.device.use_stream(stream):
-            for target, source in pairs:
-                self.platform.copy_(target, source, non_blocking=True)
+        try:
+            with self.device.use_stream(stream):
+                for target, source in pairs:
+                    self.platform.copy_(target, source, non_blocking=True)
+        finally:  # all copies come after what an error cuts short, too
             event = stream.record_event()
-        if given is not None:
-            self.stream.wait_event(event)
+            if given is not None:
+                self.stream.wait_event(event)
         return event
 
 

@@ -164,7 +164,7 @@ class Group:
                 storage.source = None
         while self._leaving:
             for parcel in self._leaving.popleft()[-1]:
-                parcel.source = None
+                parcel.forsake()
 
     def _may_leave(self, storage: SwappedStorage) -> bool:
         return storage.key not in self._protected and storage.key not in self._stays
@@ -248,8 +248,10 @@ class Group:
     def launch_load(self, stream: Any = None) -> None:
         """Begin to copy back what is on the host, on ``stream`` or the one of copies."""
         for device, made in self._on_host().items():
-            copies = self.manager.copies_of(device)
-            self._coming.append((copies, copies.to_device([parcel.pair_back() for parcel in made], stream)))
+            copies, pairs = self.manager.copies_of(device), [parcel.pair_back() for parcel in made]
+            self._coming.append((copies, copies.to_device(pairs, stream)))
+            for parcel, (target, _) in zip(made, pairs, strict=True):
+                parcel.came(target)
 
     def host_nbytes(self) -> dict[str, int]:
         """By device: bytes that would come."""

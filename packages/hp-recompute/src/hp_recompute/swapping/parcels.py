@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
@@ -26,6 +25,8 @@ class Parcel:
     def __init__(self, platform: Platform, copies: Copies, storages: Sequence[SwappedStorage]) -> None:
         """They get ready to leave."""
         self.platform, self.copies = platform, copies
+        self.source: Tensor | None = None
+        """On the device, until it is copied."""
         sources = [storage.pack() for storage in storages]
         self._starts: list[tuple[weakref.ref[SwappedStorage], int]] = []
         self.nbytes = 0
@@ -33,8 +34,6 @@ class Parcel:
             self._starts.append((weakref.ref(storage), self.nbytes))
             storage.parcel = self
             self.nbytes = self.nbytes + -(-storage.nbytes // ALIGNMENT) * ALIGNMENT
-        self.source: Tensor | None = None
-        """On the device, until it is copied."""
         if len(storages) == 1:
             self.nbytes, self.source = storages[0].nbytes, sources[0]
         else:
@@ -46,7 +45,10 @@ class Parcel:
             platform.foreach_copy_(targets, sources)
         self._buffer: HostBuffer | None = None
         self._on_host: Tensor | None = None
-        self._event: Any = None
+
+    def __del__(self) -> None:
+        """Whoever saved it is gone, and has not waited."""
+        self.forsake()
 
     def pair_out(self, pool: HostPool) -> tuple[Tensor, Tensor]:
         """``(target, source)`` of the copy to the host."""
@@ -65,15 +67,23 @@ class Parcel:
         for storage, _ in self._living():
             storage.leave()
 
+    def forsake(self) -> None:
+        """Nobody waits for the copy to the host."""
+        if self.source is not None:
+            self.copies.let_go([self.source])
+            self.source = None
+
     def pair_back(self) -> tuple[Tensor, Tensor]:
         """``(target, source)`` of the copy to the device, into new memory."""
-        target = self.copies.empty_on_device(self.nbytes)
+        return self.copies.empty_on_device(self.nbytes), self._on_host
+
+    def came(self, target: Tensor) -> None:
+        """The copy to the device is under way."""
         is_alone = len(self._starts) == 1
         for storage, start in self._living():
             if storage.state is State.HOST:
                 memory = target if is_alone else self.platform.narrow(target, 0, start, storage.nbytes)
                 storage.come_back(memory)
-        return target, self._on_host
 
     def _living(self) -> Iterator[tuple[SwappedStorage, int]]:
         for ref, start in self._starts:
