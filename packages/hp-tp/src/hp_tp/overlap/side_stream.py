@@ -83,6 +83,8 @@ class SideQueue:
     __slots__ = ("_computation", "_device", "_held", "_is_waited_for", "_last", "_side")
 
     def __init__(self, device_name: str) -> None:
+        self._is_waited_for = True
+        """Whether the computation has been told to wait for all steps."""
         platform = get_platform()
         self._device = platform.device(device_name)
         self._side: Any = None
@@ -92,8 +94,6 @@ class SideQueue:
         self._held: list[Tensor] = []
         self._last: Any = None
         """The mark behind all steps, if there is one."""
-        self._is_waited_for = True
-        """Whether the computation has been told to wait for all steps."""
 
     def __del__(self) -> None:
         """Nobody waits for its steps any more. See [Note: memory of the side stream]."""
