@@ -155,3 +155,47 @@ def test_records_touch_nothing_but_what_their_name_says(world: World) -> None:
             last = sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
             end = place.address + (last + 1) * place.dtype.itemsize
             assert any(first <= place.address and end <= behind for first, behind in ranges)
+
+
+MOST_PER_MATRIX = 30
+"""Calls of our own functions for a matrix in a step: looking at its parameter, gradient and momentum, and at where they lie."""
+MOST_PER_STEP = 300
+"""Of all else, in a step of one batch with two stacks."""
+
+
+def calls_of_a_step(optimizer: Any) -> int:
+    """How many of our functions in Python a step calls."""
+    count = 0
+
+    def seen(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        count = count + (event == "call" and "/hp_" in frame.f_code.co_filename)
+
+    sys.setprofile(seen)
+    try:
+        optimizer.step()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@distributed(world_size=(1, 2), backends="torch")
+def test_a_matrix_more_asks_little_more_of_the_host(world: World) -> None:
+    mesh, found = init_device_mesh(world.device_type, (world.size,)), []
+    for number in (8, 24):
+        with recorded(world, is_on=True) as made:
+            values = [torch.randn(8, 4 + 4 * (at % 2)) for at in range(number)]
+            params = [distribute_tensor(x, mesh, [Shard(0)]).requires_grad_(True) for x in values]
+            for p, value in zip(params, values, strict=True):
+                p.grad = distribute_tensor(value, mesh, [Shard(0)])
+            optimizer = Muon(params)
+            for _ in range(4):
+                optimizer.step()
+            launched = made[0].num_launched
+            found.append(calls_of_a_step(optimizer))
+            # A batch: momentum, joining, two stacks, update; with another rank the way back. However many matrices.
+            assert made[0].num_launched - launched == (5 if world.size == 1 else 6)
+    few, many = found
+    per_matrix = (many - few) / 16
+    assert per_matrix <= MOST_PER_MATRIX
+    assert few - 8 * per_matrix <= MOST_PER_STEP

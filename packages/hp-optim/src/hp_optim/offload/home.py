@@ -61,8 +61,9 @@ class StateHome:
         """State that came from elsewhere, where state of ``device`` lies: ``x`` itself, or a copy."""
         platform, transfers = self._platform, self.transfers(device)
         if transfers is None:
-            if platform.device_of(x) != device:
-                self.landed()
+            if platform.device_of(x) == device:
+                return x
+            self.landed()
             return platform.to_device(x, device)
         is_there = platform.is_contiguous(x) and transfers.is_on_host(x)
         is_nothing = 0 in tuple(x.shape) and platform.device_of(x) == HOST
