@@ -95,7 +95,7 @@ class PeerExchange:
         is_large = [halves.is_large(part.numel) for part in batch.parts]
         own = own_row(group.rank)
         return _Turn(
-            push=halves.push(
+            push=halves.memory.push(
                 [place for rank in halves.others for place in own_row(rank)],
                 [
                     (block, first)

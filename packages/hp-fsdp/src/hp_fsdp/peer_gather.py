@@ -102,7 +102,7 @@ class PeerGather:
         return _Turn(
             own=[*own_half, *(own_targets[at] for at in small)],
             small=small,
-            pull=self.halves.pull(
+            pull=self.halves.memory.pull(
                 [place for rank in others for place in in_targets(rank)],
                 [place for rank in others for place in in_half(rank)],
             ),

@@ -41,6 +41,8 @@ class Halves:
     ) -> None:
         """``memory``: twice ``numel`` elements of ``dtype`` on every rank of the group."""
         self.group = group
+        self.memory = memory
+        """For what is made once: copies that come again (``pull``, ``push``)."""
         self.dtype = dtype
         self.numel = numel
         self._itemsize = platform.itemsize(dtype)
@@ -52,7 +54,6 @@ class Halves:
         self.others = [rank % group.size for rank in range(group.rank + 1, group.rank + group.size)]
         """The other ranks. Each begins with its neighbour, so that not all read from one, or write to one."""
         self.copy_each = memory.copy_each
-        self.pull, self.push = memory.pull, memory.push
         self.barrier = memory.barrier
 
     def is_large(self, numel: int) -> bool:

@@ -19,7 +19,7 @@ class Memory:
 
     def __init__(self, numel: int, dtype: torch.dtype, *rest: Any) -> None:
         self.parts = [torch.zeros(numel, dtype=dtype) for _ in range(2)]
-        self.copy_each = self.pull = self.push = self.barrier = None
+        self.copy_each = self.barrier = None
 
     def join(self) -> None:
         """Nothing to reach."""
