@@ -140,7 +140,7 @@ def test_memory_of_a_step_that_fails_is_nobodys_until_its_copies_are_over(world:
     torch.cuda.synchronize()
     for side, calls in ((transfers._coming, 1), (transfers._coming, 2), (transfers._leaving, 4)):
         with torch.cuda.stream(side):
-            for _ in range(100):
+            for _ in range(300):
                 busy = busy @ busy * 0.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(platform, "foreach_copy_", failing(platform.foreach_copy_, calls))

@@ -202,12 +202,24 @@ def test_threads_that_ask_and_wait_at_the_same_time_lose_nothing(device: Device)
 
 # ---------------------------------------------------------------------------------------------------------------- on a GPU
 def hold_back(stream: Any, device: str) -> None:
-    """Some tenths of a second."""
+    """About a second."""
     busy = torch.ones(4096, 4096, device=device)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        for _ in range(100):
+        for _ in range(300):
             busy = busy @ busy * 0.0
+
+
+def warm_up(device: str) -> None:
+    """Page-locked memory is there when it is wanted: to take it may wait for the device."""
+    swapped = Swapped(device)
+    swapped.leave()
+    swapped.manager.launch_load("group")
+    swapped.manager.wait_load("group")
+    swapped.drop()
+    del swapped
+    gc.collect()
+    torch.cuda.synchronize()
 
 
 def others(stream: Any, device: str) -> list[torch.Tensor]:
@@ -219,6 +231,7 @@ def others(stream: Any, device: str) -> list[torch.Tensor]:
 
 @distributed(world_size=1, backends="cuda")
 def test_memory_of_what_comes_for_nobody_is_nobodys_until_it_has_come(world: World) -> None:
+    warm_up(world.device)
     swapped = [Swapped(world.device)]
     swapped[0].leave()
     torch.cuda.synchronize()
@@ -237,6 +250,7 @@ def test_memory_of_what_comes_for_nobody_is_nobodys_until_it_has_come(world: Wor
 
 @distributed(world_size=1, backends="cuda")
 def test_what_leaves_for_nobody_is_read_before_others_write_there(world: World) -> None:
+    warm_up(world.device)
     swapped = Swapped(world.device)
     copies: Any = swapped.manager.copies_of(world.device)
     hold_back(copies.stream, world.device)
