@@ -39,12 +39,17 @@ class Device:
         self.stream: Any = 0
         self.records: list[Record] = []
         self.refuses = False
+        self.num_first = 0
 
     def place(self) -> Any:
         return self.stream
 
     def layout(self, x: Any) -> Any:
         return x
+
+    def first(self, work: Any) -> None:
+        self.num_first = self.num_first + 1
+        work()
 
     def record(self, work: Any) -> Record:
         before, self.log = self.log, []
@@ -82,6 +87,7 @@ def test_work_is_done_then_recorded_then_launched(device: Device) -> None:
     assert run(repeated, device) == ["record", "launch do a"]
     assert run(repeated, device) == ["launch do a"]
     assert repeated.num_launched == 2
+    assert device.num_first == 1
     assert not repeated.failures
 
 
@@ -124,6 +130,7 @@ def test_what_cannot_be_recorded_is_done_as_it_is_for_good_and_said_once(device:
     device.refuses = False
     for _ in range(3):
         assert run(repeated, device) == ["do a"]
+    assert device.num_first == 1
     # Others are recorded, or fail in silence.
     assert [run(repeated, device, "b") for _ in range(2)] == [["do b"], ["record", "launch do b"]]
     device.refuses = True

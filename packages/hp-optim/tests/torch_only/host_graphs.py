@@ -105,6 +105,10 @@ class HostRecorder:
         """Address, dtype, shape and strides."""
         return x.data_ptr(), x.dtype, x.shape, x.stride()
 
+    def first(self, work: Callable[[], None]) -> None:
+        """Do it."""
+        work()
+
     def record(self, work: Callable[[], None]) -> Graph:
         """Keep the calls of ``work``."""
         with Recording() as recording:

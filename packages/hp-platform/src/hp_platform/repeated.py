@@ -46,6 +46,10 @@ class Recorder(Protocol):
         """Where and how ``x`` lies in memory."""
         ...
 
+    def first(self, work: Callable[[], None]) -> None:
+        """Do what may be recorded next time, on the stream that it would be recorded on."""
+        ...
+
     def record(self, work: Callable[[], None]) -> Record:
         """Record what ``work`` starts, without its being done. RuntimeError, and all is as before, for what cannot be recorded."""
         ...
@@ -105,7 +109,10 @@ class RepeatedWork:
         self._met[key] = can_be_recorded is None
         if len(self._met) > self._most_remembered:
             self._met.popitem(last=False)
-        work()
+        if can_be_recorded is None:
+            recorder.first(work)
+        else:
+            work()
 
     def _recorded(self, key: Hashable, name: Hashable, work: Callable[[], None]) -> Record | None:
         try:

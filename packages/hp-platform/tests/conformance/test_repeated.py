@@ -84,6 +84,25 @@ def test_work_that_waits_or_allocates_is_done_as_it_is_and_harms_nothing(
     assert not again.failures
 
 
+@pytest.mark.parametrize("is_side", [False, True], ids=["current stream", "side stream"])
+def test_products_that_come_again_have_their_workspaces(
+    platform, device, make, equal, lacks, repeated, is_side
+):
+    handle = platform.device(device)
+    stream = handle.new_stream() if is_side else handle.current_stream()
+    x, y = (make(np.random.default_rng(12).normal(size=(2, 64, 64)), "float32") for _ in range(2))
+    stream.wait_stream(handle.current_stream())
+    with handle.use_stream(stream):
+        for _ in range(3):
+            platform.fill_(y, 0.0)
+            repeated.run("square", [x, y], lambda: platform.matmul_add(x, x, x, beta=0.5, out=y))
+        expected = platform.matmul_add(x, x, x, beta=0.5)
+    handle.current_stream().wait_stream(stream)
+    equal(y, platform.to_numpy(expected))
+    assert not repeated.failures
+    assert repeated.num_launched == (0 if lacks("recorded_work") else 2)
+
+
 @pytest.mark.parametrize("narrow", ["float32", "float16"])
 def test_numbers_on_the_device_move_parameters_by_the_same_bits(platform, make, narrow):
     random = np.random.default_rng(10)

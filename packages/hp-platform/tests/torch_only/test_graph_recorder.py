@@ -17,6 +17,10 @@ class Stream:
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
+        self.waited_for: int | None = None
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for = other.stream_id
 
     def record_event(self) -> str:
         return f"event of {self.stream_id}"
@@ -115,6 +119,26 @@ def test_a_stream_records_itself_and_the_default_stream_has_another_one_do_it(ap
         assert record.mark() == f"event of {stream.stream_id}"
     assert len(api.streams) == 3
     assert gc.isenabled()
+
+
+def test_the_first_time_work_is_done_on_the_stream_that_will_record_it(api: Api) -> None:
+    recorder, on = GraphRecorder(api, api), []
+    default, side = api.streams
+    recorder.first(lambda: on.append(api.current.stream_id))
+    assert on == [2]
+    # It has waited for what was before, and what comes next waits for it.
+    assert api.streams[2].waited_for == 0 and default.waited_for == 2
+    default.waited_for = None
+
+    def wrong() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        recorder.first(wrong)
+    assert default.waited_for == 2 and api.current is default
+    api.current = side
+    recorder.first(lambda: on.append(api.current.stream_id))
+    assert on == [2, 1] and side.waited_for is None
 
 
 def test_what_allocates_is_refused(api: Api) -> None:

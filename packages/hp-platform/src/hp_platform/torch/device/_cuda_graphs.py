@@ -3,7 +3,7 @@
 [Note: graphs without memory] torch's own way to record gives every graph a pool of memory, collects garbage and empties the caches before. Here
 all memory is the caller's, so nothing of that is wanted, and a record in which something was allocated all the same is
 refused: it would hold that memory for as long as it lives. What libraries take once per stream, as workspaces of products, they have taken
-when the work was done the first time, on this stream.
+when the work was done the first time, on the stream that records it.
 
 [Note: a failed record] Whatever in a work waits for the device ends its recording in an error. torch then leaves its allocator in
 the belief that the recording goes on, and in some versions its generator of random numbers, too. So the allocator is told, and a
@@ -63,13 +63,25 @@ class GraphRecorder:
         """Address, dtype, shape and strides."""
         return x.data_ptr(), x.dtype, x.shape, x.stride()
 
+    def first(self, work: Callable[[], None]) -> None:
+        """What the default stream has goes to the stream that records for it, and comes back to it."""
+        stream = self._device.current_stream()
+        recording = self._recording(stream)
+        if recording is stream:
+            work()
+            return
+        recording.wait_stream(stream)
+        try:
+            with self._device.use_stream(recording):
+                work()
+        finally:
+            stream.wait_stream(recording)
+
     def record(self, work: Callable[[], None]) -> _Graph:
         """A graph of what ``work`` launches. RuntimeError for what waits or allocates."""
         api, stream = self._api, self._device.current_stream()
         pool = api.graph_pool_handle()
-        # On the stream itself where it can be: launches keep its priority, and libraries the workspaces that they have for it.
-        is_default = stream == api.default_stream(stream.device)
-        with self._device.use_stream(self._side_of(stream) if is_default else stream), _garbage_waits():
+        with self._device.use_stream(self._recording(stream)), _garbage_waits():
             graph = self._captured(work, pool, stream.device_index)
         if api.memory_snapshot(pool):
             graph.reset()
@@ -116,7 +128,10 @@ class GraphRecorder:
             graph.capture_end()
         graph.reset()
 
-    def _side_of(self, stream: Any) -> Any:
+    def _recording(self, stream: Any) -> Any:
+        """Which stream records for one: itself where it can, so that launches keep its priority, and libraries the workspaces of it."""
+        if stream != self._api.default_stream(stream.device):
+            return stream
         found = self._side.get(stream.device_index)
         if found is None:
             found = self._side[stream.device_index] = self._device.new_stream()
