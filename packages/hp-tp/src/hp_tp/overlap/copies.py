@@ -175,11 +175,11 @@ class CopiedExchange:
             if 0 not in flat.shape:
                 platform.reduce_rows_(flat, summands, "sum")
 
-        if (
-            is_beside
-        ):  # behind the sends, which are behind all work with the memory that `out` may have had before
+        if is_beside:
             queue.hold(out)
-            queue.run(add, is_behind=False)
+            # Behind what the computation waits for by now: a collector of garbage may have dropped somebody else's work since the sends,
+            # and `out` may lie where that works.
+            queue.run(add)
         mark = queue.mark()
 
         def wait() -> Tensor:
