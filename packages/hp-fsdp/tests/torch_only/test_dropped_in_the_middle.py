@@ -58,8 +58,9 @@ class _Device:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     platform, device = get_platform(), _Device()
-    monkeypatch.setattr(platform, "device", lambda _: device)
-    monkeypatch.setattr(platform, "supports", lambda *_: True)
+    # Of the class: pytest would leave the object with attributes of its own, which hide what other tests put into the class.
+    monkeypatch.setattr(type(platform), "device", lambda *_: device)
+    monkeypatch.setattr(type(platform), "supports", lambda *_: True)
     return Streams(platform, "cpu")
 
 
@@ -92,7 +93,7 @@ def test_memory_of_a_model_that_is_dropped_while_it_is_gathered_is_nobodys_until
     maker = Maker(world)
 
     def setup(module: Any) -> None:
-        module.unit, module.head = maker.linear(WIDTH, WIDTH), maker.linear(WIDTH, 4)
+        module.unit, module.head = maker.linear(WIDTH, WIDTH), maker.linear(4, WIDTH)
 
     model = maker.model(setup, lambda module, x, rank: module.head(module.unit(x)))
     # Another dtype, so that one rank has something to gather, too.
