@@ -94,8 +94,9 @@ def fully_shard(
 
     Errors: ValueError for a module that is none, is sharded already, or is a list or dict without a forward; for a mesh that does not fit; for a
     parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError
-    where the framework cannot free memory below a tensor. In backward, RuntimeError if parameters were written since forward (as
-    far as the framework counts writes).
+    where the framework cannot free memory below a tensor. In a forward that records, RuntimeError with the names of parameters that
+    train and were added after this call (looked for at the first one, in torch also when modules were given more since). In backward, RuntimeError
+    if parameters were written since forward (as far as the framework counts writes).
 
     Source: ZeRO stage 3 (Rajbhandari et al., 2020); the per-parameter form follows PyTorch's FSDP2.
     """
@@ -150,6 +151,7 @@ def fully_shard(
     _check_extensions(params, options)
     _check_fusion(platform, params, places, options)
     # All checks are behind us: from here on parameters change.
+    unit.ignored = tuple(found.ignored)
     unit.leaves_dtensors = bool(found.left) or any(keeper.leaves_dtensors for keeper, _, _ in found.shared)
     _take_over(unit, found, new)
     if not isinstance(options.reshard_after_forward, bool):

@@ -26,6 +26,8 @@ class Findings:
     """Parameters of inner units that also hang outside of these (ties)."""
     left: list[tuple[Any, tuple[Owner, ...]]]
     """DTensors that stay as they are: see [Note: compat] in :mod:`hp_fsdp.summands`."""
+    ignored: list[Owner]
+    """Places of parameters that nobody is to take over."""
 
 
 def find_parameters(
@@ -40,9 +42,10 @@ def find_parameters(
         each.reshard()
     keepers = {param: each for each in inner for param in each.params}
     successors = {id(param.parameter): param for param in keepers}
-    found = Findings(inner, [], [], [])
+    found = Findings(inner, [], [], [], [])
     for parameter, owners in _places_of_parameters(platform, modules, successors).values():
         if id(parameter) in ignored:
+            found.ignored.extend(owners)
             continue
         param = successors.get(id(parameter))
         if param is None:

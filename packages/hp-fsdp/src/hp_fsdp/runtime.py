@@ -6,6 +6,7 @@ import threading
 import weakref
 
 from hp_fsdp.backward_end import EndOfBackward, nothing, queue_end
+from hp_fsdp.late_parameters import LateParameters
 from hp_fsdp.order import Order
 from hp_fsdp.peers import Peers
 from hp_fsdp.reductions import Reductions
@@ -34,6 +35,7 @@ class RootContext:
         self.root = root
         self.units = units
         name_units(root, units)
+        self._late = LateParameters(root)
         self.streams = Streams(root.platform, root.places.device)
         self.pass_number = 0
         self.in_backward = False
@@ -70,6 +72,7 @@ class RootContext:
             # A call that never ended: it was left by an exception.
             self._active = self._active[: self._active.index(unit)]
         if not self._active:
+            self._late.check()
             self.pass_number = self.pass_number + 1
             self._forward.begin()
             self._left = []

@@ -13,6 +13,7 @@ from hp_fsdp.faces import Faces
 from hp_fsdp.flat_shards import UnitRows
 from hp_fsdp.marks import OWNER_MARK, STAYS
 from hp_fsdp.options import Options
+from hp_fsdp.owner import Owner
 from hp_fsdp.parameter import ManagedParameter
 from hp_fsdp.peers import Peers, may_reach
 from hp_fsdp.places import Places
@@ -46,6 +47,8 @@ class UnitParameters:
         self.places = places
         self.options = options
         self.params: list[ManagedParameter] = []
+        self.ignored: Sequence[Owner] = ()
+        """Places in its modules whose parameters stay as they are; see [Note: late parameters]."""
         self.faces = Faces(platform)
         self.leaves_dtensors = False
         """Whether they are DTensors that stay: see [Note: compat] in :mod:`hp_fsdp.summands`."""

@@ -41,6 +41,8 @@ class ProcessState:
     """What the outermost sharded modules keep of their steps: asked by those who wait for all gradients of the process."""
     swap_manager: Any = None
     """Moves saved tensors to the host's memory and back (:class:`hp_recompute.SwapManager`)."""
+    registrations: Any = None
+    """What counts the parameters and modules that are hung into modules, where the framework tells of them; None before anybody asked."""
     num_meetings: dict[tuple[int, ...], int] = field(default_factory=dict)
     """How often just these ranks have told each other a text (:func:`hp_platform.meeting.told`): also in groups and worlds that were
     ended since, whose texts may still be in the store."""

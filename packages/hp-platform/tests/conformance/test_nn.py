@@ -20,6 +20,19 @@ def test_modules_of_the_framework_are_known(platform, net):
     assert not platform.is_module(type(net))
 
 
+def test_what_is_hung_into_modules_is_counted_where_the_framework_tells(platform, net, make):
+    before = platform.num_registrations()
+    again = platform.parameter(make([1.0]))
+    platform.set_parameter(net.first, "bias", again)
+    assert platform.num_registrations() == before
+    net.first.more = again
+    net.first.inner = platform.ModuleList()
+    changed = platform.num_registrations() - before
+    assert changed == (2 if platform.platform_type.value == "torch" else 0)
+    platform.get_parameter(net.first, "more")
+    assert platform.num_registrations() - before == changed
+
+
 # --- parameters
 def test_a_parameter_stands_over_its_data(platform, make, equal):
     data = make([1.0, 2.0])

@@ -96,6 +96,14 @@ class NNOps(Protocol):
         """Full name and module, the module itself first under ``""``; each once."""
         ...
 
+    def num_registrations(self) -> int:
+        """How many parameters and modules have been hung into modules of this process since this was asked first: the same number as
+        before says that no module has got another one. What :meth:`set_parameter` puts somewhere does not count.
+
+        MindSpore tells nobody of them: always 0 there.
+        """
+        ...
+
     def unwrapped_name(self, name: str) -> str:
         """The dotted name of a parameter, buffer or module without the parts that wrappers of the framework's compiler put in."""
         ...

@@ -14,6 +14,7 @@ from hp_platform.overridden import override
 from hp_platform.protocols.nn import HookHandle
 from hp_platform.torch import _dynamo
 from hp_platform.torch._dtypes import resolve
+from hp_platform.torch._registrations import num_registrations
 
 _KINDS: tuple[tuple[tuple[type[torch.nn.Module], ...], str], ...] = (
     ((torch.nn.Linear,), "linear"),
@@ -103,6 +104,10 @@ class TorchNNOps:
     def named_modules(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         """Names and modules."""
         return module.named_modules()
+
+    def num_registrations(self) -> int:
+        """By torch's hooks on registration."""
+        return num_registrations()
 
     def unwrapped_name(self, name: str) -> str:
         """``torch.compile(module)`` puts the module below itself, as ``_orig_mod``."""
