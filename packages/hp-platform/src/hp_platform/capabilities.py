@@ -23,6 +23,8 @@ CAPABILITIES: Final[dict[str, str]] = {
     "streams": "work on side streams; without it streams and events do nothing",
     "memory_stats": "the allocator counts bytes; without it memory is the resident memory of the process",
     "version_counter": "in-place writes are counted; without it version() is 0",
+    "backward_turns": "of what is ready in backward that runs first which was recorded last, and it can be told otherwise; without it the "
+    "framework's own order is all there is",
     "double_backward": "backward of a backward, grad(create_graph=True); without it give the second derivative as a formula of its own",
     "undefined_gradients": "what is before a Function whose backward gives only None is walked all the same; without it give zeros",
     "storage_resize": "free a tensor's memory and get it back under the same tensor object; without it use set_data_",

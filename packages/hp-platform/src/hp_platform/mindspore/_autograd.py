@@ -176,6 +176,14 @@ class MindSporeAutogradOps:
         """MindSpore's casts belong to modules."""
         return nullcontext
 
+    def backward_turn(self, x: mindspore.Tensor) -> int:
+        """MindSpore's engine tells nobody."""
+        raise _no_turns("backward_turn")
+
+    def set_backward_turn(self, x: mindspore.Tensor, turn: int) -> None:
+        """And nobody tells it."""
+        raise _no_turns("set_backward_turn")
+
     def watch_operations(self, run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
         """MindSpore has no such thing below autograd."""
         raise NotImplementedError(
@@ -227,3 +235,10 @@ def _nothing() -> None:
 
 def _copy_incoming(grads: tuple[mindspore.Tensor, ...]) -> tuple[mindspore.Tensor, ...]:
     return tuple(None if g is None else g.copy() for g in grads)
+
+
+def _no_turns(function: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{function} on mindspore {mindspore.__version__}: in which order its engine walks a graph is not told and cannot be changed; ask "
+        'supports("backward_turns") first'
+    )

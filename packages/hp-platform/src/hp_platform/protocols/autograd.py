@@ -118,6 +118,16 @@ class AutogradOps(Protocol):
         """Whether a graph is being walked now, by this thread: whether :meth:`queue_backward_callback` may be called."""
         ...
 
+    def backward_turn(self, x: Tensor) -> int:
+        """When what made ``x`` has its turn in backward: of the nodes of a graph that are ready the one with the highest number runs
+        first, and what is recorded later has a higher one. Needs ``supports("backward_turns")``.
+        """
+        ...
+
+    def set_backward_turn(self, x: Tensor, turn: int) -> None:
+        """Give what made ``x`` another turn. That changes when it runs, and nothing else: what it needs comes before it in any case."""
+        ...
+
     def autocast_state(self) -> Callable[[], AbstractContextManager[None]]:
         """How the framework casts by itself now (``torch.autocast``): a function that makes contexts in which it casts likewise."""
         ...

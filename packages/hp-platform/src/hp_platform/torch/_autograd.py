@@ -149,6 +149,14 @@ class TorchAutogradOps:
         """Whether this thread walks a graph."""
         return bool(torch._C._current_graph_task_id() != -1)
 
+    def backward_turn(self, x: torch.Tensor) -> int:
+        """Its node's sequence number, which counts the nodes that this thread has made."""
+        return int(_node(x)._sequence_nr())
+
+    def set_backward_turn(self, x: torch.Tensor, turn: int) -> None:
+        """Another sequence number."""
+        _node(x)._set_sequence_nr(turn)
+
     def autocast_state(self) -> Callable[[], AbstractContextManager[Any]]:
         """Of the cpu and of the machine's accelerator."""
         kinds = {"cpu"}
@@ -225,6 +233,14 @@ def _casting(states: Sequence[tuple[str, torch.dtype, bool]], caches: bool) -> I
 def _outside_of_inference() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def _node(x: torch.Tensor) -> Any:
+    if x.grad_fn is None:
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} that no recorded operation made has no turn in backward: give the result of one"
+        )
+    return x.grad_fn
 
 
 def _check_scalars(tensors: Sequence[torch.Tensor], function: str, argument: str) -> None:

@@ -16,6 +16,7 @@ class AscendDevice(AcceleratorDevice):
             "stand_ins",
             "traced_collectives",
             "undefined_gradients",
+            "backward_turns",
             "float64_compute",
             "reduce_float64",
             "coalesced",

@@ -22,6 +22,7 @@ class CpuDevice(HostDevice):
             "stand_ins",
             "traced_collectives",
             "undefined_gradients",
+            "backward_turns",
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",

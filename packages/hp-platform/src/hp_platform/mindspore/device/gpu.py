@@ -16,6 +16,7 @@ class GpuDevice(AcceleratorDevice):
         {
             "stand_ins",
             "undefined_gradients",
+            "backward_turns",
             "bfloat16_compute",
             "in_place_arithmetic",
             "coalesced",
