@@ -148,6 +148,7 @@ def fully_shard(
         for parameter, owners in found.new
     ]
     params = [*(param for _, param, _ in found.shared), *new]
+    _check_complex(platform, params, places)
     _check_extensions(params, options)
     _check_fusion(platform, params, places, options)
     # All checks are behind us: from here on parameters change.
@@ -172,6 +173,17 @@ def _take_over(unit: Unit, found: Findings, new: list[ManagedParameter]) -> None
     left = [ManagedParameter(unit.platform, each, owners, None, stays=True) for each, owners in found.left]
     unit.add([*(param for _, param, _ in found.shared), *left], whole=False)
     unit.add(new, whole=True)
+
+
+def _check_complex(platform: Platform, params: list[ManagedParameter], places: Places) -> None:
+    """That gradients of complex parameters can be reduced."""
+    for param in params:
+        name, kind = platform.dtype_name(param.dtype), places.device.partition(":")[0]
+        if name.startswith("complex") and param.trains and not platform.can_reduce(param.dtype, kind):
+            raise NotImplementedError(
+                f"parameter {param.name!r} is {name}, and {platform.platform_type.value} on {kind} reduces no complex gradients: keep its "
+                "real and its imaginary part as two parameters, freeze it, or give it in ignored_params"
+            )
 
 
 def _check_extensions(params: list[ManagedParameter], options: Options) -> None:

@@ -78,7 +78,9 @@ class Precision:
         return self.param_dtype
 
     def reduction_dtype(self, original: DType) -> DType:
-        """In which the gradient of such a parameter is reduced."""
+        """In which the gradient of such a parameter is reduced. Complex ones have no other dtype."""
+        if self.platform.dtype_name(original).startswith("complex"):
+            return original
         return self.reduce_dtype if self.reduce_dtype is not None else self.compute_dtype(original)
 
     @property

@@ -114,6 +114,35 @@ def test_reduce_scatter_uneven_takes_blocks_of_any_size(world: World, dtype: str
                 )
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@distributed(world_size=WORLDS, backends=("torch", "cuda"))
+def test_complex_numbers_are_added_and_averaged(world: World, dtype: str) -> None:
+    for group in groups(world):
+        numbers = np.arange(6.0 * group.size).reshape(2 * group.size, 3)
+        arrays = [np.asarray(numbers + rank - 1j * numbers * (rank + 1), dtype) for rank in group.ranks]
+        for op in ("sum", "mean"):
+            # Whole numbers, but for the mean of three.
+            whole = np.sum(arrays, 0) / (group.size if op == "mean" else 1)
+            block = np.split(whole, group.size)[group.rank]
+            for async_op in MOVES:
+                x = world.platform.tensor(arrays[group.rank], dtype, world.device)
+                blocks = [x[2 * r : 2 * r + 2] for r in range(group.size)]
+                for expected, function, given in (
+                    (whole, collectives.all_reduce, x),
+                    (block, collectives.reduce_scatter, x),
+                    (block, collectives.reduce_scatter_uneven, blocks),
+                ):
+                    found = world.platform.to_numpy(run(async_op, function, given, group, op))
+                    assert found.dtype == dtype
+                    np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(dtype).eps)
+            x = world.platform.tensor(arrays[group.rank], dtype, world.device)
+            both = collectives.reduce_scatter_coalesced([x, 2.0 * x], group, op, async_op=False)
+            for factor, found in enumerate(both, 1):
+                np.testing.assert_allclose(
+                    world.platform.to_numpy(found), factor * block, rtol=4 * np.finfo(dtype).eps
+                )
+
+
 @distributed(world_size=(1, 3, 4))
 def test_means_of_blocks_divide_once(world: World) -> None:
     xs = [

@@ -24,6 +24,11 @@ WRONG: dict[str, tuple[Callable[[World, Any], Any], type[Exception], str]] = {
         ValueError,
         "mean of int64 would round: cast to a floating dtype, or use sum and divide",
     ),
+    "largest complex number": (
+        lambda w, x: collectives.all_reduce(w.platform.cast(x, "complex64"), op="max"),
+        NotImplementedError,
+        "max of complex64: backends reduce complex numbers by sum and mean alone; gather them",
+    ),
     "sum of bool": (
         lambda w, x: collectives.all_reduce(w.platform.cast(x, "bool")),
         ValueError,

@@ -80,8 +80,8 @@ def all_reduce(
     Args:
         x: any shape, equal on all ranks; need not be contiguous; not changed unless it is ``out``.
         group: default: the world.
-        op: sum, mean (floating dtypes only), max, min, prod. bool: max is "any", min is "all", others are refused. max and
-            min of floating dtypes are NaN wherever a rank has NaN, on every backend.
+        op: sum, mean (floating and complex dtypes only), max, min, prod. bool: max is "any", min is "all", others are refused.
+            Complex numbers (torch): sum and mean. max and min of floating dtypes are NaN wherever a rank has NaN, on every backend.
         out: filled and returned instead of a new tensor; ``out=x`` reduces in place.
         async_op: return a :class:`Work` whose ``wait()`` gives the result.
 
@@ -248,7 +248,7 @@ def reduce_scatter_uneven(
 
 def _checked_op(platform: Platform, op: str, x: Tensor) -> str:
     name = normalize_op(op)
-    if name == "mean" and not platform.is_floating(x.dtype):
+    if name == "mean" and not platform.is_floating(x.dtype) and not _is_complex(platform, x):
         raise ValueError(
             f"mean of {platform.dtype_name(x.dtype)} would round: cast to a floating dtype, or use sum and divide yourself"
         )
@@ -259,15 +259,24 @@ def _checked_op(platform: Platform, op: str, x: Tensor) -> str:
     return name
 
 
+def _is_complex(platform: Platform, x: Tensor) -> bool:
+    return platform.dtype_name(x.dtype).startswith("complex")
+
+
 def _native_op(platform: Platform, op: str, x: Tensor, group: ProcessGroup) -> tuple[str, int]:
     """The operation that the backend is asked for, and what its result must be divided by."""
     kind = device_type(platform, x)
+    is_complex = _is_complex(platform, x)
+    if is_complex and op not in ("sum", "mean"):
+        raise NotImplementedError(
+            f"{op} of {platform.dtype_name(x.dtype)}: backends reduce complex numbers by sum and mean alone; gather them, and reduce what comes"
+        )
     if not platform.can_reduce(x.dtype, kind):
         raise NotImplementedError(
             f"{group.backend} cannot reduce {platform.dtype_name(x.dtype)} on {kind} ({platform.platform_type.value}): "
             + (
                 "reduce the real and the imaginary part"
-                if platform.dtype_name(x.dtype).startswith("complex")
+                if is_complex
                 else "cast to float32 before the collective"
             )
         )

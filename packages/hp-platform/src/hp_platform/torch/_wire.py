@@ -2,6 +2,9 @@
 
 [Note: bytes] Backends move fewer dtypes than torch has. Where only data moves, a tensor of another dtype travels as its bytes, a
 view with one more dim at the end, so that dim 0 stays what it is.
+
+[Note: complex numbers] No backend reduces them. Their sum and mean are those of the real and the imaginary parts, a view with one more dim
+at the end.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ class TorchWire:
         See [Note: NaN on the way] in hp_platform.torch._ordered.
         """
         xs = [plain(x) for x in xs]
+        if xs[0].dtype.is_complex:  # see [Note: complex numbers]
+            xs = [torch.view_as_real(x) for x in xs]
         facts, dtype = self._devices[xs[0].device.type].comm, xs[0].dtype
         is_ordered = facts.loses_nan and op in ("max", "min") and dtype.is_floating_point
         if not is_ordered and dtype not in facts.widened:

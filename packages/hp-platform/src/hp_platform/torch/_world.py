@@ -168,7 +168,9 @@ class TorchWorldOps:
 
     def can_reduce(self, dtype: Any, device_type: str) -> bool:
         """Whether the device's backend reduces the dtype."""
-        return dtype in self._devices[device_type].comm.reducible
+        reducible = self._devices[device_type].comm.reducible
+        # See [Note: complex numbers] in hp_platform.torch._wire.
+        return dtype in reducible or (dtype.is_complex and dtype.to_real() in reducible)
 
     def can_coalesce(self, device_type: str) -> bool:
         """Whether several collectives go in one launch."""
