@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hp_platform import keeping
+from hp_platform import dropped, keeping
 from hp_platform.platform import Platform
 from hp_platform.protocols.device import Event, Stream
 
@@ -45,15 +45,21 @@ class Streams:
             return Task(self, keeping.unkept(start))
         computation = self.device.current_stream()
         stream.wait_stream(computation)
-        with self.device.use_stream(stream):
-            follow = keeping.unkept(start)
-            if follow_on is None:
+        try:
+            with self.device.use_stream(stream):
+                follow = keeping.unkept(start)
+                if follow_on is None:
+                    follow()
+                    return Task(self, None, stream.record_event(), computation)
+            follow_on.wait_stream(stream)
+            with self.device.use_stream(follow_on):
                 follow()
-                return Task(self, None, stream.record_event(), computation)
-        follow_on.wait_stream(stream)
-        with self.device.use_stream(follow_on):
-            follow()
-            return Task(self, None, follow_on.record_event(), computation)
+                return Task(self, None, follow_on.record_event(), computation)
+        except BaseException:  # something may have begun, and nobody has a task to wait for
+            for side in (stream, follow_on):
+                if side is not None:
+                    dropped.wait_for_stream(computation, side)
+            raise
 
 
 class Task:
@@ -78,13 +84,15 @@ class Task:
     def __del__(self) -> None:
         """Nobody asks for what it does any more. In any thread; the host waits for nothing."""
         if self._event is not None and self._computation is not None and not self._waited:
-            self._computation.wait_event(self._event)
+            dropped.wait_for_event(self._computation, self._event)
 
     def wait(self) -> None:
         """Later work of the computation comes after it. The host waits only where there are no streams."""
         if self._event is not None and not self._waited:
-            self._streams.device.current_stream().wait_event(self._event)
-            self._waited = True
+            current = self._streams.device.current_stream()
+            current.wait_event(self._event)
+            # Another stream's wait keeps nobody out of the computation's memory.
+            self._waited = current == self._computation
         if self._follow is not None:
             follow, self._follow = self._follow, None
             with self._streams.platform.no_grad():

@@ -77,6 +77,27 @@ def test_the_computation_waits_for_a_task_that_nobody_waited_for(streams: Stream
     assert log == [*before, ("computation", end)]
 
 
+@pytest.mark.parametrize("fails", ["start", "follow"])
+def test_the_computation_waits_for_what_an_error_cuts_short(streams: Streams, fails: str) -> None:
+    def fail() -> None:
+        raise ValueError("in the middle")
+
+    log = streams.device.log
+    with pytest.raises(ValueError, match="in the middle"):
+        streams.run(streams.reduce, (lambda: fail) if fails == "follow" else fail, streams.after_reduce)  # type: ignore[arg-type]
+    assert log[-2:] == [("computation", streams.reduce.name), ("computation", streams.after_reduce.name)]
+
+
+def test_a_wait_of_another_stream_does_not_count_for_the_computation(streams: Streams) -> None:
+    task = streams.run(streams.gather, lambda: lambda: None)
+    streams.device.now = streams.reduce
+    task.wait()
+    del task
+    gc.collect()
+    end = f"end of {streams.gather.name}"
+    assert streams.device.log[-2:] == [(streams.reduce.name, end), ("computation", end)]
+
+
 def test_it_does_not_wait_twice(streams: Streams) -> None:
     log = streams.device.log
     task = streams.run(streams.gather, lambda: lambda: None)

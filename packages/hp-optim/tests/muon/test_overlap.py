@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from hp_dtensor import Shard, distribute_tensor
 from hp_optim import Muon
@@ -144,3 +145,24 @@ def test_the_log_sees_waits_of_the_host(world: World) -> None:
         platform.device(world.device).current_stream().synchronize()
         platform.to_numpy(platform.zeros((1,), "float32", world.device))
     assert log.num_host_waits == 3
+
+
+class _Stream:
+    def __init__(self, name: str, log: list[tuple[str, str]]) -> None:
+        self.name, self._log = name, log
+
+    def wait_stream(self, other: _Stream) -> None:
+        self._log.append((self.name, other.name))
+
+
+def test_a_step_that_fails_leaves_no_stream_at_work_in_memory_of_the_other() -> None:
+    log: list[tuple[str, str]] = []
+    present, iterations = _Stream("present", log), _Stream("iterations", log)
+    platform, devices, batch = mock.Mock(), mock.Mock(), mock.Mock()
+    platform.device.return_value.current_stream.return_value = present
+    devices.stream.return_value = iterations
+    steps = mock.Mock()
+    steps.packed.side_effect = ValueError("in the middle")
+    with pytest.raises(ValueError, match="in the middle"):
+        pipeline.run(platform, [batch, batch], steps, devices)
+    assert log == [("present", "iterations"), ("iterations", "present")]

@@ -35,7 +35,9 @@ class Api:
         self.log: list[str] = []
         self.recording: Stream | None = None
         self.is_broken = False
-        self.allocated: list[int] = []
+        self.num_allocations = 0
+        self.pools: list[tuple[int, int]] = [(0, 0), (0, 3)]
+        """That have memory."""
 
     # --- of the device
     def current_stream(self) -> Stream:
@@ -63,9 +65,13 @@ class Api:
     def graph_pool_handle(self) -> tuple[int, int]:
         return (0, 7)
 
-    def memory_snapshot(self, pool: Any) -> list[int]:
-        assert pool == (0, 7)
-        return self.allocated
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        assert device == 0
+        return {"allocation": {"all": {"allocated": self.num_allocations}}}
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        self.log.append("snapshot")
+        return [{"segment_pool_id": pool, "blocks": []} for pool in self.pools]
 
     def CUDAGraph(self) -> Any:  # noqa: N802
         api = self
@@ -142,10 +148,21 @@ def test_the_first_time_work_is_done_on_the_stream_that_will_record_it(api: Api)
 
 
 def test_what_allocates_is_refused(api: Api) -> None:
-    api.allocated = [2**21]
+    def allocates() -> None:
+        api.num_allocations += 1
+        api.pools.append((0, 7))
+
     with pytest.raises(RuntimeError, match="it allocates memory on the device"):
-        GraphRecorder(api, api).record(lambda: None)
-    assert api.log == ["begin on 2", "end", "reset"]
+        GraphRecorder(api, api).record(allocates)
+    assert api.log == ["begin on 2", "end", "snapshot", "reset"]
+
+
+def test_what_another_thread_allocates_meanwhile_is_not_taken_for_the_works(api: Api) -> None:
+    def meanwhile() -> None:
+        api.num_allocations += 1
+
+    GraphRecorder(api, api).record(meanwhile)
+    assert api.log == ["begin on 2", "end", "snapshot"]
 
 
 def test_what_raises_ends_its_recording(api: Api) -> None:

@@ -24,6 +24,7 @@ from typing import Protocol
 from hp_optim.muon.batches import Batch, Stack
 from hp_optim.muon.devices import Devices
 from hp_optim.muon.exchange import Coming, GoingBack, Results
+from hp_platform import dropped
 from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import Tensor
 
@@ -46,6 +47,17 @@ class Steps(Protocol):
 
 def run(platform: Platform, batches: Sequence[Batch], steps: Steps, devices: Devices) -> None:
     """All batches. Communication: two all-to-all per batch with a group."""
+    try:
+        _run(platform, batches, steps, devices)
+    except BaseException:  # memory of either stream is dropped in which the other may still work
+        for device in dict.fromkeys(batch.lane.device for batch in batches):
+            present, iterations = platform.device(device).current_stream(), devices.stream(device)
+            dropped.wait_for_stream(present, iterations)
+            dropped.wait_for_stream(iterations, present)
+        raise
+
+
+def _run(platform: Platform, batches: Sequence[Batch], steps: Steps, devices: Devices) -> None:
     turns: list[Turn] = []
     for number in range(len(batches) + 1):
         if number < len(batches):
