@@ -92,11 +92,27 @@ def test_what_a_hook_reports_is_an_error_on_all_ranks_and_nothing_is_written(
     values = earlier(world)
     model.head.register_load_state_dict_pre_hook(refusing)
     options = StateDictOptions(full_state_dict=is_broadcast, broadcast_from_rank0=is_broadcast)
-    # With a broadcast rank 0 alone has values and runs hooks: the other one is told of no value.
-    is_told = is_broadcast and world.rank == 1
-    message = (
-        "missing blocks" if is_told else r"hooks on .* HSDPModel refuse .*: head\.weight is of another model"
-    )
+    message = r"hooks on .* HSDPModel refuse .*: head\.weight is of another model"
+    if is_broadcast and world.rank == 1:  # rank 0 alone has values and runs hooks
+        message = f"rank 0, which has the values, cannot load: {message}"
     with pytest.raises(RuntimeError, match=message):
         set_model_state_dict(model, values if world.rank == 0 or not is_broadcast else {}, options=options)
     assert_parity(get_model_state_dict(model, options=WHOLE), before, exact=True)
+
+
+@distributed(world_size=2)
+def test_what_a_hook_fails_with_is_said_on_all_ranks(world: World) -> None:
+    def failing(*_: Any) -> None:
+        raise KeyError("no such version")
+
+    model = sharded(world)
+    values = earlier(world)
+    model.head.register_load_state_dict_pre_hook(failing)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    error, message = (
+        (KeyError, "no such version")
+        if world.rank == 0
+        else (RuntimeError, "rank 0, .*cannot load: KeyError: .*no such version")
+    )
+    with pytest.raises(error, match=message):
+        set_model_state_dict(model, values if world.rank == 0 else {}, options=options)

@@ -70,7 +70,7 @@ def set_model_state_dict(
 
     RuntimeError with both lists for missing or unexpected names if ``options.strict``, and for parameters on the meta device;
     ValueError for a value of another shape. All of this is found before anything is written, and with
-    ``broadcast_from_rank0`` on all ranks, if one finds it.
+    ``broadcast_from_rank0`` on all ranks, if one finds it; why rank 0 cannot give values is said on all.
 
     Hooks that were registered on modules with the framework's ``register_load_state_dict_pre_hook`` run before names are compared (with
     ``broadcast_from_rank0`` on rank 0 alone), those of ``register_load_state_dict_post_hook`` when everything is written.
@@ -104,7 +104,7 @@ def set_model_state_dict(
         if home is None:
             raise
         problem = error
-    given = mine if home is None else announce(platform, mine, home)
+    given = mine if home is None else announce(platform, mine, home, problem)
     names = _compared(targets, parameters, given, options)
     try:
         if problem is not None:

@@ -71,31 +71,57 @@ def home_of(platform: Platform, tensors: Iterable[Any]) -> Home:
     return Home(group_of(ranks), ranks[0], device)
 
 
-def announce(platform: Platform, values: Mapping[K, Any], home: Home) -> dict[K, Any]:
+def announce(
+    platform: Platform, values: Mapping[K, Any], home: Home, problem: Exception | None = None
+) -> dict[K, Any]:
     """The source's values, on all ranks: its tensors as :class:`Announced`, anything else as it is.
+
+    ``problem``: why the source has no values to give. It is raised there, and on all other ranks an error of its kind (RuntimeError for
+    others than ValueError, TypeError and RuntimeError) with its text. Of other ranks it does not count.
 
     Communication: two broadcasts, of some 100 bytes a name. ValueError on all ranks if the source has sharded tensors.
     """
-    told: tuple[str, dict[K, Any]] = ("", {})
-    if home.is_source:
-        told = _described(platform, values)
+    announced: dict[K, Any] = {}
+    if home.is_source and problem is None:
+        try:
+            announced = _described(platform, values)
+        except ValueError as error:
+            problem = error
+    told = (_told(problem), announced)
     if home.group is not None:
         told = collectives.broadcast_object(told, home.source, home.group)
-    problem, announced = told
-    if problem:
-        raise ValueError(problem)
+    if home.is_source and problem is not None:
+        raise problem
+    reason, announced = told
+    if reason is not None:
+        kind, text = reason
+        raise _KINDS.get(kind, RuntimeError)(f"rank {home.source}, which has the values, cannot load: {text}")
     return announced
 
 
-def _described(platform: Platform, values: Mapping[K, Any]) -> tuple[str, dict[K, Any]]:
+_KINDS: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
+"""Errors that ranks raise for another one."""
+
+
+def _told(problem: Exception | None) -> tuple[str, str] | None:
+    """Name of the kind, and text. The error itself might not be made again elsewhere."""
+    if problem is None:
+        return None
+    kind = next((each for each in _KINDS.values() if isinstance(problem, each)), None)
+    if kind is None:
+        return "", f"{type(problem).__name__}: {problem}"
+    return kind.__name__, str(problem)
+
+
+def _described(platform: Platform, values: Mapping[K, Any]) -> dict[K, Any]:
     announced: dict[K, Any] = {}
     known: dict[tuple[Any, ...], Announced] = {}
     for key, value in values.items():
         if isinstance(value, DTensor):
-            return (
+            raise ValueError(
                 f"broadcast_from_rank0=True takes whole tensors, {key!r} is a DTensor: give its full_tensor(), or load "
                 "shards without broadcast_from_rank0"
-            ), {}
+            )
         if not platform.is_tensor(value):
             announced[key] = value
             continue
@@ -104,7 +130,7 @@ def _described(platform: Platform, values: Mapping[K, Any]) -> tuple[str, dict[K
         # Of tied parameters the same memory stands under several names: it travels once. (Views of other strides are rare.)
         is_same = platform.is_contiguous(value) and 0 not in found.shape
         announced[key] = known.setdefault(memory, found) if is_same else found
-    return "", announced
+    return announced
 
 
 def agree(problem: Exception | None, home: Home, what: str) -> None:

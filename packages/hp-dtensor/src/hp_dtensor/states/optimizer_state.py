@@ -80,11 +80,11 @@ def load_optimizer(
     try:
         if home is None or home.is_source:
             mine = flat(platform, state_dict)
-    except ValueError as error:
+    except Exception as error:
         if home is None:
             raise
         problem = error  # told to the others before it is raised, who would wait for this rank
-    loading = Loading(platform, named, mine if home is None else announce(platform, mine, home))
+    loading = Loading(platform, named, mine if home is None else announce(platform, mine, home, problem))
     names = loading.compared(ignore_frozen=options.ignore_frozen_params)
     try:
         if problem is None and options.strict:
