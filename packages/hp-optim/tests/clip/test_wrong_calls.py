@@ -78,7 +78,15 @@ WRONG: dict[str, tuple[Callable[[World], Any], str]] = {
     "norm_type none": (lambda w: clip_grad_norm_([parameter(w)], 1.0, None), "norm_type is None"),
     "negative max_norm": (
         lambda w: clip_grad_norm_([parameter(w)], -1.0),
-        "max_norm is -1.0; it is a number, 0 or more",
+        "max_norm is -1.0; it is a number, 0 or more, or a plain tensor of one element",
+    ),
+    "several max_norms": (
+        lambda w: clip_grad_norm_([parameter(w)], w.platform.zeros((2,), "float32", w.device)),
+        "max_norm is a tensor of shape (2,); as a tensor it has one element",
+    ),
+    "max_norm as a DTensor": (
+        lambda w: clip_grad_norm_([parameter(w)], dtensor(w, (1,))),
+        "it is a number, 0 or more, or a plain tensor of one element",
     ),
     "max_norm nan": (lambda w: clip_grad_norm_([parameter(w)], float("nan")), "max_norm is nan"),
     "max_norm text": (lambda w: clip_grad_norm_([parameter(w)], "1"), "max_norm is '1'"),

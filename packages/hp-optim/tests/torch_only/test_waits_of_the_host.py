@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hp_dtensor import Replicate, Shard, distribute_tensor
-from hp_optim import AdamW, Muon
+from hp_optim import AdamW, Muon, clip_grad_norm_
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
 
@@ -52,6 +52,17 @@ def test_a_step_does_not_wait_for_the_device(world: World, kind: Any, rate: str,
     try:
         optimizer.step()
         optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@distributed(world_size=(1, 2), backends="cuda")
+def test_clipping_by_a_limit_on_the_device_does_not_wait_for_it(world: World) -> None:
+    given, limit = parameters(world), torch.tensor(0.1, device=world.device)
+    clip_grad_norm_(given, limit)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        clip_grad_norm_(given, limit)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -64,7 +64,7 @@ def get_grad_norm(
 
 def clip_grad_norm_(
     parameters: Any | Iterable[Any],
-    max_norm: float,
+    max_norm: float | Tensor,
     norm_type: float | str = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
@@ -73,22 +73,28 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale the gradients in place by ``min(1, max_norm / (norm + 1e-6))``; returns the norm before. All ranks call.
 
-    ``max_norm``: 0 or more; ``inf`` scales nothing. All else is as for :func:`get_grad_norm`: what counts, which communication,
-    which errors. Gradients stay as they lie: each rank scales what it has, a Partial one stays Partial (ValueError for a
-    product, of which every factor would be scaled). One multiplication per list of equal dtype and device; the factor stays on
-    the device and is not rounded to the dtype of the gradients.
+    ``max_norm``: 0 or more, a number or a tensor of one element, which is read on the device: the host does not wait for it, and nobody
+    checks its value. ``inf`` scales nothing where the norm is finite; an infinite norm makes NaN of the gradients then, as in torch.
+
+    All else is as for :func:`get_grad_norm`: what counts, which communication, which errors. Gradients stay as they lie: each rank
+    scales what it has, a Partial one stays Partial (ValueError for a product, of which every factor would be scaled). One
+    multiplication per list of equal dtype and device; the factor stays on the device and is not rounded to the dtype of the
+    gradients.
 
     Same as ``torch.nn.utils.clip_grad_norm_`` of the full gradients.
     """
-    platform, limit = get_platform(), _checked_limit(max_norm)
+    platform = get_platform()
+    limit = _checked_limit(platform, max_norm)
     total, lists = _measured(
         "clip_grad_norm_", parameters, norm_type, error_if_nonfinite, foreach, pp_group, to_scale=True
     )
     with platform.no_grad():
         device = platform.device_of(total)
-        factor = platform.full((), limit, total.dtype, device) / (
-            total + platform.full((), 1e-6, total.dtype, device)
-        )
+        if isinstance(limit, float):
+            most = platform.full((), limit, total.dtype, device)
+        else:
+            most = platform.cast(platform.to_device(limit, device), total.dtype)
+        factor = most / (total + platform.full((), 1e-6, total.dtype, device))
         one = platform.full((), 1.0, total.dtype, device)
         # This way round NaN stays NaN, and spoils the gradients as it does in torch.
         factor = platform.where(factor > one, one, factor)
@@ -204,10 +210,18 @@ def _wide(platform: Platform, devices: set[str]) -> Any:
     return platform.dtype("float64" if has else "float32")
 
 
-def _checked_limit(max_norm: Any) -> float:
+def _checked_limit(platform: Platform, max_norm: Any) -> float | Tensor:
+    """A number, or a 0-d tensor whose value nobody has looked at."""
+    if platform.is_tensor(max_norm) and not hasattr(max_norm, "to_local"):
+        if math.prod(max_norm.shape) != 1:
+            raise ValueError(
+                f"max_norm is a tensor of shape {tuple(max_norm.shape)}; as a tensor it has one element: one limit for all gradients together"
+            )
+        return platform.reshape(platform.detach(max_norm), ())
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not float(max_norm) >= 0:
         raise ValueError(
-            f"max_norm is {max_norm!r}; it is a number, 0 or more: the norm that the gradients have at most afterwards"
+            f"max_norm is {max_norm!r}; it is a number, 0 or more, or a plain tensor of one element: the norm that the gradients have at "
+            "most afterwards"
         )
     return float(max_norm)
 
