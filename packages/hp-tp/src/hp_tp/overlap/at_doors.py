@@ -12,6 +12,7 @@ from hp_dtensor.spec import resolve
 from hp_platform import get_platform
 from hp_tp.overlap.functions import all_gather_matmul, matmul_reduce_scatter
 from hp_tp.overlap.policy import OverlapPolicy
+from hp_tp.styles import put_off
 from hp_tp.styles.door import Door
 from hp_tp.styles.entrance import as_dtensor, enter_whole, whole_shape
 from hp_tp.styles.moves import cut_along
@@ -21,12 +22,13 @@ Tensor = Any
 
 
 def linear_of_whole(
-    x: Tensor, weight: Tensor, bias: Tensor | None, door: Door, policy: OverlapPolicy
+    x: Tensor, weight: Tensor, bias: Tensor | None, parameter: Any, door: Door, policy: OverlapPolicy
 ) -> Tensor:
     """``linear`` of the whole input: as ``linear(enter_whole(x, door), weight, bias)``, with the same communication.
 
     The first layer that gets a piece gathers it beside its product; those that get the same tensor find it whole. In code that is
-    being compiled, for small inputs and those that are no pieces of their rows, it is just that.
+    being compiled, for small inputs and those that are no pieces of their rows, it is just that. ``parameter``: what the module shows where
+    ``weight`` comes from.
     """
     platform = get_platform()
     # A first bound, of a DTensor far too high: what is small is to cost the host nothing.
@@ -34,10 +36,10 @@ def linear_of_whole(
         math.prod(x.shape) * door.mesh.shape[0] * platform.itemsize(x.dtype)
     )
     if is_small:
-        return platform.linear(enter_whole(x, door), weight, bias)
+        return put_off.linear(enter_whole(x, door), weight, bias, parameter)
     found = _piece(x, door)
     if found is None or policy.is_plain(math.prod(found[2]) * platform.itemsize(x.dtype)):
-        return platform.linear(enter_whole(x, door), weight, bias)
+        return put_off.linear(enter_whole(x, door), weight, bias, parameter)
     local, dim, shape = found
     made: list[Tensor] = []
 
@@ -50,7 +52,7 @@ def linear_of_whole(
     # The key is that of enter_whole: layers with and without overlap may get the same tensor. What autocast has cast is another.
     key = ("gather", platform.product_dtype(local), dim)
     whole = shared(local, door, key, gather, is_copy=True) if may_share(local) else gather(None)
-    return made[0] if made else platform.linear(whole, weight, bias)
+    return made[0] if made else put_off.linear(whole, weight, bias, parameter)
 
 
 def _piece(x: Tensor, door: Door) -> tuple[Tensor, int, tuple[int, ...]] | None:

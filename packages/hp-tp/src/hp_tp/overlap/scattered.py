@@ -45,7 +45,7 @@ def multiply_and_scatter(
         num_chunks = _num_chunks(xs[0], factors[0].shape[1], rows, policy)
         if num_chunks > 1:
             return _in_chunks(xs, factors, rows, num_chunks, summand)
-    return _reduce(_total(xs, factors, summand), rows)
+    return reduce_beside(_total(xs, factors, summand), rows)
 
 
 def _total(xs: Sequence[Tensor], factors: Sequence[Tensor], summand: Tensor | None) -> Tensor:
@@ -106,7 +106,8 @@ def _num_chunks(x: Tensor, features: int, rows: Matrices, policy: OverlapPolicy)
     return min(policy.num_chunks(rows.nbytes(features, x.dtype)), rows.sizes[0])
 
 
-def _reduce(total: Tensor, rows: Matrices) -> Callable[[], Tensor]:
+def reduce_beside(total: Tensor, rows: Matrices) -> Callable[[], Tensor]:
+    """The own rows of the ranks' sum of ``total (outer, all rows, m)``, by one reduce-scatter; what is returned waits for it."""
     platform, cut = get_platform(), rows.flat_cut
     device = platform.device_of(total)
     if not platform.supports("async_collectives", device):

@@ -10,6 +10,7 @@ from hp_dtensor import Placement, Replicate, Shard
 from hp_platform import get_platform
 from hp_tp.overlap.at_doors import linear_of_whole
 from hp_tp.overlap.policy import OverlapPolicy
+from hp_tp.styles import put_off
 from hp_tp.styles.collectives import (
     Collectives,
     itemsize_of,
@@ -63,7 +64,8 @@ class ColwiseParallel(CuttingStyle):
             are moved. In compiled code it makes no difference.
 
     Communication per call, with ``b`` bytes of a whole input: of a whole input none, in backward one all-reduce of ``b``;
-    of a cut one, one all-gather of ``b``, in backward one reduce-scatter; once for all modules that get the same tensor. To
+    of a cut one, one all-gather of ``b``, in backward one reduce-scatter; once for all modules that get the same tensor. Of linear layers
+    with a large input the gradients of the weights are computed beside it: [Note: put-off products] in :mod:`hp_tp.styles.put_off`. To
     other output_layouts what redistribution needs. Applying: with src_data_rank one scatter per parameter.
 
     ValueError for a module of another kind, options that do not fit, heads that do not divide.
@@ -177,11 +179,14 @@ class ByColumns:
             dim = len(y.shape) + cuts.feature_dim
             return leave(y, self.wanted, door, use_local=self.use_local, known_dim=dim)
         if self.is_linear and self.overlap is not None:
-            y = linear_of_whole(x, *self._weights(module), door, self.overlap)
+            y = linear_of_whole(x, *self._weights(module), self._shown_weight(module), door, self.overlap)
         elif self.is_linear:
-            y = get_platform().linear(enter_whole(x, door), *self._weights(module))
+            y = put_off.linear(enter_whole(x, door), *self._weights(module), self._shown_weight(module))
         else:
-            x = enter_piece(x, door, cuts.feature_dim) if cuts.input_is_cut else enter_whole(x, door)
+            if cuts.input_is_cut:
+                x = enter_piece(x, door, cuts.feature_dim)
+            else:
+                x = put_off.is_elsewhere(enter_whole(x, door))
             y = run_with(module, shown(module, cuts, self.parts, door), own, (x, *args[1:]), kwargs)
         dim = y.ndim + cuts.feature_dim
         if not self.is_usual:
@@ -198,6 +203,10 @@ class ByColumns:
         found = shown(module, self.cuts, self.parts, self.door)
         return found["weight"], found.get("bias")
 
+    def _shown_weight(self, module: Module) -> Any:
+        """What the module shows in the weight's place, or in that of its first part."""
+        return getattr(module, self.parts[0].attribute("weight"))
+
     def collectives(self, module: Module) -> Collectives:
         """What a call sends, for :func:`hp_tp.describe`."""
         num_ranks, cuts, layout = self.door.mesh.shape[0], self.cuts, self.door.layout
@@ -205,7 +214,7 @@ class ByColumns:
             return Collectives()
         kind, weight = get_platform().layer_kind(module), None
         if self.is_linear or kind == "embedding":
-            weight = getattr(module, self.parts[0].attribute("weight"))
+            weight = self._shown_weight(module)
         row = None if weight is None else self.features * itemsize_of(weight)
         handed_out = of_move(Shard(cuts.feature_dim), self.wanted, "the result", row, num_ranks)
         if cuts.on_dtensors:

@@ -10,7 +10,7 @@ from hp_dtensor.marks import marked
 from hp_dtensor.placements import Shard
 from hp_dtensor.spec import make_spec
 from hp_platform import get_platform
-from hp_tp.styles import moves
+from hp_tp.styles import moves, put_off
 from hp_tp.styles.door import Door, refused
 from hp_tp.styles.shared import may_share, shared
 
@@ -35,7 +35,8 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     """The whole input as a plain tensor, for a forward that differs between ranks.
 
     Communication: of a piece one all-gather, in backward one reduce-scatter; of a whole tensor none, in backward one
-    all-reduce. Once for all modules that get the same tensor: see [Note: kept with the tensor].
+    all-reduce. Once for all modules that get the same tensor: see [Note: kept with the tensor]. Whoever does anything but
+    :func:`hp_tp.styles.put_off.linear` with it says so, by :func:`hp_tp.styles.put_off.is_elsewhere`.
     """
     mesh = door.mesh
     if isinstance(x, DTensorMethods):
@@ -48,7 +49,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
         if placement.is_replicate():
             if mesh.shape[0] == 1 or not records(x):
                 return x
-            return shared(x, door, ("mark",), lambda used: moves.mark(x, door, used))
+            return shared(x, door, ("mark",), lambda used: put_off.mark(x, door, used))
     if not isinstance(placement, Shard):
         return marked(as_dtensor(x, door).redistribute(placements=[Replicate()]), _DIMS)
     if mesh.shape[0] == 1:
@@ -58,7 +59,7 @@ def enter_whole(x: Tensor, door: Door) -> Tensor:
     if not may_share(local):
         return moves.gather(local, door, dim, shape)
     key = ("gather", local.dtype, dim)
-    return shared(local, door, key, lambda used: moves.gather(local, door, dim, shape, used), is_copy=True)
+    return shared(local, door, key, lambda used: put_off.gather(local, door, dim, shape, used), is_copy=True)
 
 
 def enter_piece(x: Tensor, door: Door, dim: int) -> Tensor:
