@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from hp_dtensor import Shard, distribute_tensor
 from hp_optim import AdamW
+from hp_platform import init_device_mesh
 from hp_platform.testing import World, distributed
 
 SHAPES = [(33, 17), (129,), (), (1, 2, 3), (0, 4), (16, 8)]
@@ -97,6 +99,59 @@ def test_the_state_of_torchs_own_is_taken_over_with_its_counts(world: World) -> 
         ours.step()
         theirs.step()
         twins.check()
+
+
+@pytest.mark.parametrize("name", ["defaults", "amsgrad"])
+@distributed(world_size=1)
+def test_torchs_own_goes_on_from_its_state(world: World, name: str) -> None:
+    twins = Twins(world, torch.float32)
+    ours = AdamW(twins.ours, fused=False, **SETTINGS[name])
+    before = torch.optim.AdamW(twins.theirs, foreach=False, **SETTINGS[name])
+    for left_out in ((), (1, 3), (0,)):
+        twins.gradients(left_out)
+        ours.step()
+        before.step()
+    saved = ours.state_dict()
+    assert all("step" not in entry for entry in ours.state.values()), "in the dict alone"
+    theirs = torch.optim.AdamW(twins.theirs, foreach=False, **SETTINGS[name])
+    theirs.load_state_dict(copy.deepcopy(saved))
+    again = AdamW(twins.ours, fused=False, **SETTINGS[name])
+    again.load_state_dict(saved)
+    assert [sorted(entry) for entry in again.state.values()] == [
+        sorted(entry) for entry in ours.state.values()
+    ]
+    for left_out in ((2,), (), (0, 1)):
+        twins.gradients(left_out)
+        again.step()
+        theirs.step()
+        twins.check()
+    steps = {number: entry["step"].item() for number, entry in again.state_dict()["state"].items()}
+    assert steps == {number: entry["step"].item() for number, entry in theirs.state_dict()["state"].items()}
+
+
+@distributed(world_size=2)
+def test_torchs_own_goes_on_from_the_state_of_shards(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (world.size,))
+    pair = []
+    for kind in (AdamW, torch.optim.AdamW):
+        torch.manual_seed(3)
+        weight = torch.nn.Parameter(distribute_tensor(torch.randn(5, 3).to(world.device), mesh, [Shard(0)]))
+        pair.append((weight, kind([weight], lr=0.1, fused=False)))
+
+    def step(*which: int) -> None:
+        torch.manual_seed(4)
+        gradient = distribute_tensor(torch.randn(5, 3).to(world.device), mesh, [Shard(0)])
+        for number in which:
+            weight, optimizer = pair[number]
+            weight.grad = gradient.clone()
+            optimizer.step()
+
+    step(0)
+    with torch.no_grad():
+        pair[1][0].copy_(pair[0][0])
+    pair[1][1].load_state_dict(copy.deepcopy(pair[0][1].state_dict()))
+    step(0, 1)
+    torch.testing.assert_close(pair[1][0].to_local(), pair[0][0].to_local(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

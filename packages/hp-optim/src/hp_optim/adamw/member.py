@@ -17,7 +17,7 @@ from hp_platform.protocols.tensor import Tensor
 MISSED = "missed"
 """Key of a state: in how many steps of the group the parameter had no gradient; not there if in none. Fewer than none: it came from
 an optimizer that counts by parameter, which had made more steps than the group."""
-_FOREIGN_STEP = "step"
+FOREIGN_STEP = "step"
 """Key under which torch's optimizers count by parameter."""
 
 
@@ -97,8 +97,8 @@ class Member:
         Communication: where state is placed otherwise, its redistribution, on all ranks alike.
         """
         platform, parameter = self.platform, self.parameter
-        if _FOREIGN_STEP in entry:
-            count = entry.pop(_FOREIGN_STEP)
+        if FOREIGN_STEP in entry:
+            count = entry.pop(FOREIGN_STEP)
             own = int(platform.to_numpy(count).item()) if platform.is_tensor(count) else int(count)
             missed = group["step"] - 1 - own
             entry.pop(MISSED, None)  # counted since it was put there

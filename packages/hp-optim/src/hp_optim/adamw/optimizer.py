@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_optim.adamw.agreement import Agreement
+from hp_optim.adamw.member import FOREIGN_STEP, count_of
 from hp_optim.adamw.plan import Found, GroupPlan
 from hp_optim.adamw.replicas import Place, gather_pieces
-from hp_optim.base import OptimizerSteps
+from hp_optim.base import STEP, OptimizerSteps
 from hp_optim.checks import PARAMS, check_learning_rate, check_number
 from hp_optim.groups import Group
 from hp_optim.offload.home import OFFLOAD_STATE
@@ -132,6 +133,32 @@ class AdamWSteps(OptimizerSteps):
                 device = self.platform.device_of(local_of(parameter))
                 if not device.startswith("meta"):
                     require(self.platform, "fused_adamw", device, what=f"{name}(fused=True)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of torch's class, which loads it into its own AdamW: every entry has the parameter's own count, too, as ``step``.
+
+        State that replicas have divided fits this class alone.
+        """
+        found = super().state_dict()
+        state = dict(found["state"])
+        for group in found["param_groups"]:
+            for number in group[PARAMS]:
+                if state.get(number):
+                    own = self.platform.full((), float(count_of(group, state[number])), "float32", "cpu")
+                    state[number] = {FOREIGN_STEP: own, **state[number]}
+        return {**found, "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take groups and state of a dict that :meth:`state_dict` made, of this class or of torch's AdamW; values are copied.
+
+        ``offload_state`` and ``fused`` stay as they are: they say how this optimizer runs.
+        """
+        state = dict(state_dict["state"])
+        for group in state_dict["param_groups"]:
+            for number in group[PARAMS] if STEP in group else ():  # it counts, so that its entries need not
+                if number in state:
+                    state[number] = {key: x for key, x in state[number].items() if key != FOREIGN_STEP}
+        super().load_state_dict({**state_dict, "state": state})
 
     def _forget_plans(self) -> None:
         self._plans: list[GroupPlan] = []
