@@ -214,3 +214,38 @@ def test_registering_needs_a_method_and_leaves_other_modules_alone(world: World)
     assert model.encode == before
     with pytest.raises(ValueError, match="Coder has no method 'nothing'"):
         register_forward_method(model, "nothing")
+
+
+@pytest.mark.parametrize("is_method", [False, True], ids=["forward", "a registered method"])
+@distributed(world_size=2)
+def test_a_call_that_yields_is_refused_with_what_to_return(world: World, is_method: bool) -> None:
+    """Its body would run when forward has ended, and compute with pieces."""
+    platform, block = world.platform, Maker(world).block(4, 5)
+
+    class Yielding(platform.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def parts(self, x: Any) -> Any:
+            yield self.block(x)
+
+        def forward(self, x: Any) -> Any:
+            return self.block(x) if is_method else self.parts(x)
+
+    model = fully_shard(Yielding(), make_mesh(world))
+    register_forward_method(model, "parts")
+    call = model.parts if is_method else model
+    message = (
+        r"a call of Yielding gave a generator, whose body runs when the call has ended, .*return a list of"
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message):
+            call(inputs(world))
+        assert not any(
+            platform.storage_nbytes(param.full)
+            for param in model._hp_fsdp_unit.params
+            if param.full is not None and not param.is_alias
+        )
+    if is_method:
+        platform.backward([loss_of(platform, model(inputs(world)))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from hp_dtensor import DTensor
@@ -13,6 +14,9 @@ from hp_fsdp.roots import context_of, reshards_after_forward
 from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.unit import Unit, units_in
 from hp_platform.containers import map_tensors, tensors_in
+
+RUN_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+"""What functions with yield, and asynchronous ones, return: nothing of them has run."""
 
 
 class UnitHooks:
@@ -106,6 +110,12 @@ class UnitHooks:
     def after_forward(self, module: Any, args: tuple, kwargs: dict, output: Any) -> Any:
         """Cast outputs, notice when backward comes, and re-shard."""
         unit, platform = self.unit, self.platform
+        if isinstance(output, RUN_LATER):
+            raise RuntimeError(
+                f"a call of {unit.name} gave a {type(output).__name__}, whose body runs when the call has ended, and shows no whole "
+                "parameters by then: let it return a list of what it yields, or a tensor, or call fully_shard on the modules that it "
+                "calls instead of this one"
+            )
         context = context_of(unit)
         if unit.options.precision.output_dtype is not None:
             output = cast_floating(platform, output, unit.options.precision.output_dtype)
