@@ -80,6 +80,13 @@ def _fitting(module: Module, cuts: ModuleCuts, style: str) -> ModuleCuts:
     platform = get_platform()
     own = dict(platform.named_parameters(module, recurse=False, remove_duplicate=False))
     kind = type(module).__name__
+    computed = ", ".join(map(repr, getattr(module, "parametrizations", {})))
+    if computed and any(name not in own for name in cuts.parameters):
+        raise ValueError(
+            f"{style}: {computed} of this {kind} is what a parametrization computes (weight_norm and its like), and a style cuts parameters: "
+            f"remove the parametrization before (torch.nn.utils.parametrize.remove_parametrizations(module, {computed})), or leave the "
+            "layer out of the plan"
+        )
     if not own:
         raise ValueError(f"{style} cuts parameters, but this {kind} has none of its own")
     missing = [name for name in own if name not in cuts.parameters]
