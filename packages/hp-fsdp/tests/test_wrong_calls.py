@@ -13,8 +13,19 @@ from hp_fsdp import HSDPModule, fully_shard
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
+import refused_arguments
+import refused_methods
+import refused_sharding
+import refused_values
 from fsdp_models import PROGRAMS, Maker, local, loss_of, make_mesh, tolerance
-from refused_sharding import CALLS, shard
+from refused_calls import Call, shard
+
+CALLS: dict[str, Call] = {
+    **refused_sharding.CALLS,
+    **refused_arguments.CALLS,
+    **refused_methods.CALLS,
+    **refused_values.CALLS,
+}
 
 
 def snapshot(world: World, model: Any) -> dict[str, Any]:
