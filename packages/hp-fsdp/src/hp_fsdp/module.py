@@ -206,7 +206,9 @@ class HSDPModule:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> tuple[list[str], list[str]]:
-        """:func:`hp_fsdp.set_model_state_dict` of this module. ``assign`` is ignored, with a warning: shards stay where they are."""
+        """:func:`hp_fsdp.set_model_state_dict` of this module: hooks run, ``_load_from_state_dict`` of inner modules does not. ``assign`` is
+        ignored, with a warning: shards stay where they are.
+        """
         from hp_fsdp.state import StateDictOptions, set_model_state_dict
 
         if assign:

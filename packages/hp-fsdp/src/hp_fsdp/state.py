@@ -73,7 +73,8 @@ def set_model_state_dict(
     ``broadcast_from_rank0`` on all ranks, if one finds it; why rank 0 cannot give values is said on all.
 
     Hooks that were registered on modules with the framework's ``register_load_state_dict_pre_hook`` run before names are compared (with
-    ``broadcast_from_rank0`` on rank 0 alone), those of ``register_load_state_dict_post_hook`` when everything is written.
+    ``broadcast_from_rank0`` on rank 0 alone), those of ``register_load_state_dict_post_hook`` when everything is written. Values go straight
+    into the shards, so a class's own ``_load_from_state_dict`` is not called: what it does with names and values belongs into such a hook.
 
     Memory: the piece that is written; with ``broadcast_from_rank0`` one whole parameter on every rank.
     Communication: none for whole tensors and pieces; for DTensors in other placements what their redistribution needs. With
