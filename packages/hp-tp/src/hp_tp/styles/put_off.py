@@ -237,10 +237,8 @@ def _functions(platform: Any) -> SimpleNamespace:
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-            # One, or none in a backward that is recorded; before it what a backward that failed has left.
-            for wait in ctx.under_way:
-                g = wait()
-            ctx.under_way.clear()
+            if ctx.under_way:  # else it is recorded, and has waited
+                g = ctx.under_way.pop()()
             return g, None
 
     class Starts(base):
@@ -260,6 +258,8 @@ def _functions(platform: Any) -> SimpleNamespace:
         def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
             if ctx.used is not None:
                 ctx.used()
+            while ctx.under_way:  # a backward that failed has left it
+                ctx.under_way.pop()()
             if platform.is_grad_enabled():
                 return ctx.reduction.recorded(g), None, None, None, None
             stands_for, wait = ctx.reduction.start(g, is_ours=ctx.behind.is_for_products)
