@@ -41,7 +41,7 @@ class Device:
         self.refuses = False
         self.num_first = 0
 
-    def place(self) -> Any:
+    def place(self, tensors: Any) -> Any:
         return self.stream
 
     def layout(self, x: Any) -> Any:
@@ -149,21 +149,52 @@ def test_an_error_of_the_work_itself_is_told_when_it_is_done_as_it_is(device: De
         repeated.run("a", (), wrong)
 
 
-def test_the_record_that_was_not_used_for_longest_goes_when_the_device_has_ended_it(device: Device) -> None:
+def test_beyond_the_most_that_are_kept_what_is_in_use_stays_and_the_rest_is_done_as_it_is(
+    device: Device,
+) -> None:
     repeated = RepeatedWork(device, most_kept=2)
-    for name in "aabba":
+    for _ in range(3):
+        turn = [run(repeated, device, name) for name in "abc"]
+    for _ in range(20):
+        assert [run(repeated, device, name) for name in "abc"] == turn
+    assert turn == [["launch do a"], ["launch do b"], ["do c"]]
+    assert device.num_first == 3 and not [each for each in device.log if each.startswith("drop")]
+
+
+def test_records_go_together_when_one_has_not_come_for_long_and_the_device_has_ended_all(
+    device: Device,
+) -> None:
+    repeated = RepeatedWork(device, most_kept=2, most_remembered=4)
+    for name in "aabb":
         run(repeated, device, name)
-    mark = next(record.marked for record in repeated._records.values() if record.name == "do b")
-    for name in "cc":
-        run(repeated, device, name)
-    # Of a and b the record of b has gone; the device may be at it still.
-    assert run(repeated, device, "a") == ["launch do a"]
-    assert run(repeated, device, "b") == ["do b"]
-    assert "drop do b" not in device.log
-    mark.is_reached = True
-    assert run(repeated, device, "b") == ["record", "drop do b", "launch do b"]
+    marks = {kept.record.name: kept.record.marked for kept in repeated._records.values()}
+    # Memory lies elsewhere now for a; b goes on.
+    while "launch do b" in run(repeated, device, "b"):
+        assert run(repeated, device, "c") == ["do c"]
+    # It has begun anew, with none recorded while one of the old ones is there: torch frees what they share with each of them.
+    assert not repeated._records
+    marks["do a"].is_reached = True
+    assert run(repeated, device, "b") == ["drop do a", "do b"]
     assert run(repeated, device, "c") == ["do c"]
-    assert "drop do c" not in device.log
+    marks["do b"].is_reached = True
+    num_first = device.num_first
+    assert run(repeated, device, "b") == ["drop do b", "do b"]
+    assert run(repeated, device, "c") == ["do c"]
+    # Libraries take their workspaces anew before anything is recorded.
+    assert device.num_first == num_first + 2
+    assert run(repeated, device, "b") == ["record", "launch do b"]
+    assert run(repeated, device, "c") == ["record", "launch do c"]
+
+
+def test_a_name_that_could_not_be_recorded_is_not_tried_again_on_other_memory(device: Device) -> None:
+    repeated = RepeatedWork(device)
+    run(repeated, device, "a", 1)
+    device.refuses = True
+    with pytest.warns(RuntimeWarning, match="cannot be recorded"):
+        run(repeated, device, "a", 1)
+    device.refuses = False
+    for _ in range(3):
+        assert run(repeated, device, "a", 2) == ["do a"]
 
 
 def test_only_so_many_works_are_remembered(device: Device) -> None:

@@ -97,7 +97,7 @@ def _is_free(storage: torch.UntypedStorage) -> bool:
 class HostRecorder:
     """Implements :class:`hp_platform.repeated.Recorder`."""
 
-    def place(self) -> Hashable | None:
+    def place(self, tensors: Sequence[torch.Tensor]) -> Hashable | None:
         """There is one stream."""
         return "host"
 

@@ -146,12 +146,12 @@ def test_records_touch_nothing_but_what_their_name_says(world: World) -> None:
     (kept,) = made
     names = {key[0][0] for key in kept._records if isinstance(key[0][0], str)}
     assert names == {"pack", "join", "return", "apply"}
-    for (_, _, *layouts), graph in kept._records.items():
+    for (_, _, *layouts), found in kept._records.items():
         ranges = []
         for address, dtype, shape, stride in layouts:
             last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
             ranges.append((address, address + (last + 1) * dtype.itemsize))
-        for place in touched(graph):
+        for place in touched(found.record):
             last = sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
             end = place.address + (last + 1) * place.dtype.itemsize
             assert any(first <= place.address and end <= behind for first, behind in ranges)

@@ -59,19 +59,20 @@ def test_work_that_waits_or_allocates_is_done_as_it_is_and_harms_nothing(
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for stream in (handle.current_stream(), side):
+        for where, stream in (("current", handle.current_stream()), ("side", side)):
             stream.wait_stream(handle.current_stream())
             with handle.use_stream(stream):
                 for work in (waits, allocates):
                     for _ in range(3):
-                        repeated.run(work.__name__, [x], work)
+                        repeated.run((work.__name__, where), [x], work)
             handle.synchronize()
     expected = 1.0
     for _ in range(2):
         expected = expected * 8 + 3
     equal(x, np.full(3, expected))
     assert repeated.num_launched == 0
-    failed = set() if lacks("recorded_work") else {"waits", "allocates"}
+    names = {(name, where) for name in ("waits", "allocates") for where in ("current", "side")}
+    failed = set() if lacks("recorded_work") else names
     assert set(repeated.failures) == failed
     assert len([each for each in said if each.category is RuntimeWarning]) == bool(failed)
     # Memory, random numbers and other work are as before.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +39,8 @@ class Api:
         self.num_allocations = 0
         self.pools: list[tuple[int, int]] = [(0, 0), (0, 3)]
         """That have memory."""
+        self.num_graphs_ended = self.num_graphs_gone = 0
+        """Those that torch frees workspaces with."""
 
     # --- of the device
     def current_stream(self) -> Stream:
@@ -77,6 +80,11 @@ class Api:
         api = self
 
         class Graph:
+            is_ended = False
+
+            def __del__(self) -> None:
+                api.num_graphs_gone += self.is_ended
+
             def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
                 assert capture_error_mode == "thread_local"
                 assert api.current is not api.streams[0], "the default stream records nothing"
@@ -91,13 +99,12 @@ class Api:
                 if api.is_broken:
                     api.is_broken = False
                     raise RuntimeError("invalidated")
+                self.is_ended = True
+                api.num_graphs_ended += 1
                 api.log.append("end")
 
             def replay(self) -> None:
                 api.log.append("replay")
-
-            def reset(self) -> None:
-                api.log.append("reset")
 
         return Graph()
 
@@ -116,10 +123,10 @@ def test_a_stream_records_itself_and_the_default_stream_has_another_one_do_it(ap
         api.current = stream
         api.log.clear()
         seen = []
-        record = recorder.record(lambda seen=seen: seen.append(recorder.place()))
+        record = recorder.record(lambda seen=seen: seen.append(recorder.place([])))
         assert api.log == [f"begin on {on}", "end"]
         assert seen == [None]
-        assert recorder.place() == (0, stream.stream_id)
+        assert recorder.place([])[:2] == (0, stream.stream_id)
         record.launch()
         assert api.log[-1] == "replay"
         assert record.mark() == f"event of {stream.stream_id}"
@@ -154,7 +161,7 @@ def test_what_allocates_is_refused(api: Api) -> None:
 
     with pytest.raises(RuntimeError, match="it allocates memory on the device"):
         GraphRecorder(api, api).record(allocates)
-    assert api.log == ["begin on 2", "end", "snapshot", "reset"]
+    assert api.log == ["begin on 2", "end", "snapshot"]
 
 
 def test_what_another_thread_allocates_meanwhile_is_not_taken_for_the_works(api: Api) -> None:
@@ -184,9 +191,67 @@ def test_after_a_recording_that_broke_allocator_and_generator_are_set_right(api:
 
     with pytest.raises(RuntimeError, match="not permitted" if raises else "invalidated"):
         GraphRecorder(api, api).record(breaks)
-    healed = ["_cuda_endAllocateToPool", "_cuda_releasePool", "begin on 2", "end", "reset"]
+    healed = ["_cuda_endAllocateToPool", "_cuda_releasePool", "begin on 2", "end"]
     assert api.log == ["begin on 2", *healed]
     assert api.recording is None and gc.isenabled()
+
+
+@pytest.mark.parametrize("kind", ["allocates", "breaks"])
+def test_a_graph_that_is_not_launched_lives_as_long_as_those_that_are(api: Api, kind: str) -> None:
+    def wrong() -> None:
+        if kind == "breaks":
+            api.is_broken = True
+        api.num_allocations += 1
+        api.pools.append((0, 7))
+
+    recorder = GraphRecorder(api, api)
+    record = recorder.record(lambda: None)
+    with pytest.raises(RuntimeError):
+        recorder.record(wrong)
+    gc.collect()
+    # torch would free the workspaces of the stream, which the record writes into.
+    assert api.num_graphs_ended == 2 and api.num_graphs_gone == 0
+    del record, recorder
+    gc.collect()
+    assert api.num_graphs_gone == 2
+
+
+def test_memory_of_another_device_than_the_current_one_is_not_recorded(api: Api) -> None:
+    recorder = GraphRecorder(api, api)
+    here, there = (type("Tensor", (), {"device": torch.device("cuda", index)}) for index in range(2))
+    assert recorder.place([here, here]) is not None
+    assert recorder.place([there, there]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fp32_precision", ("ieee", "tf32")),
+        ("allow_bf16_reduced_precision_reduction", (True, False)),
+        ("allow_fp16_reduced_precision_reduction", (True, False)),
+        ("allow_fp16_accumulation", (True, False)),
+    ],
+)
+def test_products_of_another_precision_are_other_work(api: Api, name: str, values: Any) -> None:
+    recorder, settings = GraphRecorder(api, api), torch.backends.cuda.matmul
+    before, found = getattr(settings, name), []
+    try:
+        for value in values:
+            setattr(settings, name, value)
+            found.append(recorder.place([]))
+    finally:
+        setattr(settings, name, before)
+    assert found[0] != found[1]
+
+
+def test_nothing_is_recorded_or_launched_beside_graphs_of_torchs_compiler(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = GraphRecorder(api, api)
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    assert recorder.place([]) is not None
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", api)
+    assert recorder.place([]) is None
 
 
 def test_layouts_tell_apart_whatever_kernels_depend_on(api: Api) -> None:

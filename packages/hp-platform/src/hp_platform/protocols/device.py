@@ -78,7 +78,8 @@ class Repeated(Protocol):
         ``work`` only starts work on the current stream, at least some: it allocates nothing, calls no collective, and does not wait. All
         memory that it reads and writes belongs to ``tensors``; all else that it depends on, numbers too, is said by ``name``, as long as
         this object lives. ``written``: those of whose writes others ask; they are counted whichever is done. What cannot be recorded is
-        done as it is, and a RuntimeWarning says so once.
+        done as it is, under its name from then on, and a RuntimeWarning says so once. Memory of another device than the current one is
+        not recorded.
         """
         ...
 

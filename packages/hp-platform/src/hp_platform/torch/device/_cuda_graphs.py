@@ -1,18 +1,25 @@
 """Records of work on cuda: graphs of launches that the driver keeps.
 
-[Note: graphs without memory] torch's own way to record gives every graph a pool of memory, collects garbage and empties the caches before. Here
-all memory is the caller's, so nothing of that is wanted, and a record in which something was allocated all the same is
-refused: it would hold that memory for as long as it lives. What libraries take once per stream, as workspaces of products, they have taken
-when the work was done the first time, on the stream that records it.
+[Note: graphs without memory] torch's own way to record gives every graph a pool of memory, collects garbage and empties the caches
+before. Here all memory is the caller's, so nothing of that is wanted, and a record in which something was allocated all the same is
+refused, once for every name: it holds that memory for as long as it lives. What libraries take once per stream, as workspaces of
+products, they have taken when the work was done the first time, on the stream that records it.
 
 [Note: a failed record] Whatever in a work waits for the device ends its recording in an error. torch then leaves its allocator in
 the belief that the recording goes on, and in some versions its generator of random numbers, too. So the allocator is told, and a
 recording of next to nothing, which succeeds, sets the generator right.
+
+[Note: workspaces that go] A record of products has the addresses of their workspaces. torch keeps those for the life of the process, but
+its compiler's own graphs (``torch.compile(mode="reduce-overhead")``) free them, and the next record would write into memory that
+somebody else has got. So from the moment that these are loaded nothing is recorded, and no record is launched. Since 2.12 torch frees those
+of a stream with every graph of it (pytorch/pytorch#193402): so a recorder lets go of none that it has refused, and
+:class:`hp_platform.repeated.RepeatedWork` of all or none.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,6 +28,9 @@ from typing import Any, Protocol
 import torch
 
 from hp_platform.protocols.device import Event
+
+_COMPILED_GRAPHS = "torch._inductor.cudagraph_trees"
+"""See [Note: workspaces that go]."""
 
 
 class _Device(Protocol):
@@ -51,13 +61,19 @@ class GraphRecorder:
         self._device, self._api = device, api
         self._side: dict[int, Any] = {}
         """By index of a device the stream on which what runs on its default stream is recorded: that one records nothing."""
+        self._refused: list[Any] = []
+        """Graphs that are launched never. See [Note: workspaces that go]."""
 
-    def place(self) -> Hashable | None:
-        """The current stream; None while it records."""
-        if self._api.is_current_stream_capturing():
+    def place(self, tensors: Sequence[torch.Tensor]) -> Hashable | None:
+        """The current stream, and how products are made now. None while it records, for tensors of another device, whose work no stream
+        of this one gets, and where workspaces may go.
+        """
+        if self._api.is_current_stream_capturing() or _COMPILED_GRAPHS in sys.modules:
             return None
         stream = self._device.current_stream()
-        return stream.device_index, stream.stream_id
+        if any(x.device.index != stream.device_index for x in tensors[:1]):
+            return None
+        return stream.device_index, stream.stream_id, *_ways_of_products()
 
     def layout(self, x: torch.Tensor) -> Hashable:
         """Address, dtype, shape and strides."""
@@ -86,7 +102,7 @@ class GraphRecorder:
             graph = self._captured(work, pool, stream.device_index)
         # Another thread may have allocated something, too.
         if self._num_allocations(stream.device_index) != before and self._has_memory(pool):
-            graph.reset()
+            self._refused.append(graph)
             raise RuntimeError("it allocates memory on the device; give it all that it needs")
         return _Graph(graph, stream)
 
@@ -141,7 +157,7 @@ class GraphRecorder:
             warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")
             graph.capture_begin(capture_error_mode="thread_local")
             graph.capture_end()
-        graph.reset()
+        self._refused.append(graph)
 
     def _recording(self, stream: Any) -> Any:
         """Which stream records for one: itself where it can, so that launches keep its priority, and libraries the workspaces of it."""
@@ -151,6 +167,17 @@ class GraphRecorder:
         if found is None:
             found = self._side[stream.device_index] = self._device.new_stream()
         return found
+
+
+def _ways_of_products() -> tuple[Hashable, ...]:
+    """What users set for the process, and kernels are chosen by: in which precision products add up."""
+    found = torch._C
+    return (
+        found._get_fp32_precision_getter("cuda", "matmul"),
+        found._get_cublas_allow_bf16_reduced_precision_reduction(),
+        found._get_cublas_allow_fp16_reduced_precision_reduction(),
+        found._get_cublas_allow_fp16_accumulation(),
+    )
 
 
 @contextmanager
