@@ -217,10 +217,12 @@ def test_children_of_workers_end_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+    # Shells let what they start in the background ignore the interrupt, and it is inherited.
     script = f"""
-import os, time
+import os, signal, time
 from pathlib import Path
 from hp_platform.launch import environment, spawn
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def work():
     (Path({str(tmp_path)!r}) / f"{{environment().rank}}.pid").write_text(str(os.getpid()))
     time.sleep(100)
