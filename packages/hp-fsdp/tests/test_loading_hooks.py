@@ -61,6 +61,43 @@ def test_names_of_earlier_versions_are_read(world: World, way: str) -> None:
 
 
 @distributed(world_size=2)
+def test_a_module_in_two_places_is_read_by_both_names(world: World) -> None:
+    model = PROGRAMS["mlp"].build(Maker(world))
+    model.head.register_load_state_dict_pre_hook(renaming)
+    model.tail = model.head
+    fully_shard(model, make_mesh(world))
+    values = dict(get_model_state_dict(model, options=WHOLE))
+    for place in ("head", "tail"):
+        values[f"{place}.kernel"] = values.pop(f"{place}.weight") * 2
+    assert set_model_state_dict(model, dict(values)) == ([], [])
+    found = get_model_state_dict(model, options=WHOLE)
+    assert_parity(found["tail.weight"], values["head.kernel"], exact=True)
+
+
+@distributed(world_size=2, backends="torch")
+def test_hooks_of_a_compiled_module_are_told_the_version_that_it_was_saved_by(world: World) -> None:
+    import torch
+
+    versions = []
+
+    class Layer(torch.nn.Linear):
+        _version = 3
+
+    def note(module: Any, values: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        versions.append((prefix, metadata.get("version")))
+
+    def compiled() -> Any:
+        model = torch.nn.Sequential(Layer(2, 2, device=world.device))
+        model[0].register_load_state_dict_pre_hook(note)
+        return torch.nn.Sequential(torch.compile(model[0], backend="eager"))
+
+    plain, wrapped = torch.nn.Sequential(Layer(2, 2, device=world.device)), compiled()
+    for values in (plain.state_dict(), wrapped.state_dict()):
+        set_model_state_dict(fully_shard(compiled(), make_mesh(world)), values)
+    assert versions == [("0.", 3)] * 2
+
+
+@distributed(world_size=2)
 def test_modules_are_told_when_all_values_are_there_inner_ones_first(world: World) -> None:
     platform, seen = world.platform, []
     model = sharded(world)

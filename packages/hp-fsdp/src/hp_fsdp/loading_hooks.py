@@ -12,20 +12,24 @@ from hp_platform.platform import Platform
 def given_to_hooks(platform: Platform, model: Any, state_dict: Mapping[Any, Any]) -> dict[str, Any]:
     """The values by names of before compilation, as the hooks of all modules, outer ones first, have renamed and changed them in a copy.
 
-    Each sees the names below its own module, as in the framework's ``load_state_dict``. RuntimeError with what they report.
+    Each sees the names below its own module, once for every place where that hangs, as in the framework's ``load_state_dict``. RuntimeError
+    with what they report.
     """
     given = {platform.unwrapped_name(str(name)): value for name, value in state_dict.items()}
-    metadata = getattr(state_dict, "_metadata", None) or {}
+    of_modules = getattr(state_dict, "_metadata", None) or {}
+    # Of a compiled module two have this name: what the compiler put around it comes first, its own is to count.
+    metadata = {platform.unwrapped_name(path): found for path, found in of_modules.items()}
     errors: list[str] = []
-    for path, module in platform.named_modules(model):
+    for path, module in platform.named_modules(model, remove_duplicate=False):
         before, _ = platform.loading_hooks(module)
         if not before:
             continue
-        prefix = _prefix(platform, path)
+        place = platform.unwrapped_name(path)
+        prefix = f"{place}." if place else ""
         own = {name: value for name, value in given.items() if name.startswith(prefix)}
         rest = {name: value for name, value in given.items() if not name.startswith(prefix)}
         for hook in before:
-            hook(own, prefix, metadata.get(path, {}), True, [], [], errors)
+            hook(own, prefix, metadata.get(place, {}), True, [], [], errors)
         given = {**rest, **own}
     if errors:
         raise RuntimeError(
@@ -36,11 +40,7 @@ def given_to_hooks(platform: Platform, model: Any, state_dict: Mapping[Any, Any]
 
 def tell_hooks(platform: Platform, model: Any, names: IncompatibleKeys) -> None:
     """All values are there: inner modules are told first. Hooks may write to the lists of names."""
-    for module in reversed([module for _, module in platform.named_modules(model)]):
+    for module in reversed([module for _, module in platform.named_modules(model, remove_duplicate=False)]):
         _, after = platform.loading_hooks(module)
         for hook in after:
             hook(module, names)
-
-
-def _prefix(platform: Platform, path: str) -> str:
-    return f"{platform.unwrapped_name(path)}." if platform.unwrapped_name(path) else ""

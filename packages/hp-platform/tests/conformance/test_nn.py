@@ -192,6 +192,14 @@ def test_modules_are_named_by_their_paths_the_outermost_first(platform, net):
     assert found["blocks.1"] is net.blocks[1]
 
 
+def test_a_module_in_two_places_is_named_once_or_by_both(platform, net):
+    platform.set_submodule(net, "blocks.1", net.blocks[0])
+    assert list(dict(platform.named_modules(net))) == ["", "first", "blocks", "blocks.0", "last"]
+    found = dict(platform.named_modules(net, remove_duplicate=False))
+    assert list(found) == ["", "first", "blocks", "blocks.0", "blocks.1", "last"]
+    assert found["blocks.1"] is found["blocks.0"]
+
+
 def test_a_module_is_found_by_its_path(platform, net):
     assert platform.get_submodule(net, "") is net
     assert platform.get_submodule(net, "blocks.0") is net.blocks[0]

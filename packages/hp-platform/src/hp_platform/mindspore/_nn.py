@@ -125,9 +125,11 @@ class MindSporeNNOps:
         return True
 
     # --- modules
-    def named_modules(self, module: mindspore.nn.Cell) -> Iterator[tuple[str, mindspore.nn.Cell]]:
+    def named_modules(
+        self, module: mindspore.nn.Cell, *, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, mindspore.nn.Cell]]:
         """Names and modules."""
-        return _walk(module)
+        return _walk(module, remove_duplicate=remove_duplicate)
 
     def num_registrations(self) -> int:
         """Cells tell nobody."""

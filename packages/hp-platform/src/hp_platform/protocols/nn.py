@@ -85,22 +85,22 @@ class NNOps(Protocol):
     def reset_parameters(self, module: AnyModule) -> bool:
         """Let the module initialise its own parameters and buffers where they are, as its class does when it is made, from the
         framework's generator; its sub-modules are not asked. Returns whether it can: False means that nothing happened.
-
         torch: its ``reset_parameters`` or ``_reset_parameters``, as all of torch's own layers with parameters have. MindSpore:
         its ``reset_parameters``, which few cells have.
         """
         ...
 
     # --- modules
-    def named_modules(self, module: AnyModule) -> Iterator[tuple[str, AnyModule]]:
-        """Full name and module, the module itself first under ``""``; each once."""
+    def named_modules(
+        self, module: AnyModule, *, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, AnyModule]]:
+        """Full name and module, the module itself first under ``""``; each once, or under all of its names."""
         ...
 
     def num_registrations(self) -> int:
         """How many parameters and modules have been hung into modules of this process since this was asked first: the same number as
-        before says that no module has got another one. What :meth:`set_parameter` puts somewhere does not count.
-
-        MindSpore tells nobody of them: always 0 there.
+        before says that no module has got another one. What :meth:`set_parameter` puts somewhere does not count. MindSpore tells
+        nobody of them: always 0 there.
         """
         ...
 

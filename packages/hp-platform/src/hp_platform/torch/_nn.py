@@ -101,9 +101,11 @@ class TorchNNOps:
         return False
 
     # --- modules
-    def named_modules(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    def named_modules(
+        self, module: torch.nn.Module, *, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
         """Names and modules."""
-        return module.named_modules()
+        return module.named_modules(remove_duplicate=remove_duplicate)
 
     def num_registrations(self) -> int:
         """By torch's hooks on registration."""
