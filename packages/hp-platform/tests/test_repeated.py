@@ -115,8 +115,10 @@ def test_while_the_caller_records_work_is_done_as_it_is(device: Device) -> None:
     repeated = RepeatedWork(device)
     for _ in range(3):
         run(repeated, device)
+    assert not repeated.is_paused
     device.stream = None
     assert run(repeated, device) == ["do a"]
+    assert repeated.is_paused
 
 
 def test_what_cannot_be_recorded_is_done_as_it_is_for_good_and_said_once(device: Device) -> None:
@@ -211,4 +213,4 @@ def test_where_nothing_is_recorded_work_is_done_as_it_is(device: Device) -> None
         start = len(device.log)
         repeated.run("a", [object()], lambda: device.log.append("do a"))
         assert device.log[start:] == ["do a"]
-    assert repeated.num_launched == 0 and not repeated.failures
+    assert repeated.num_launched == 0 and not repeated.failures and not repeated.is_paused

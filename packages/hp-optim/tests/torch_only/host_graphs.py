@@ -97,9 +97,12 @@ def _is_free(storage: torch.UntypedStorage) -> bool:
 class HostRecorder:
     """Implements :class:`hp_platform.repeated.Recorder`."""
 
+    is_recorded = False
+    """By the caller."""
+
     def place(self, tensors: Sequence[torch.Tensor]) -> Hashable | None:
         """There is one stream."""
-        return "host"
+        return None if self.is_recorded else "host"
 
     def layout(self, x: torch.Tensor) -> Hashable:
         """Address, dtype, shape and strides."""

@@ -157,6 +157,35 @@ def test_records_touch_nothing_but_what_their_name_says(world: World) -> None:
             assert any(first <= place.address and end <= behind for first, behind in ranges)
 
 
+@distributed(world_size=1, backends="torch")
+def test_a_step_that_the_caller_records_leaves_the_learning_rate_of_the_next_one_alone(world: World) -> None:
+    with recorded(world, is_on=True) as made:
+        params = parameters(world, [Shard(0)], (1,))[:4]
+        for p in params:
+            p.grad = distribute_tensor(torch.ones(p.shape), p.device_mesh, p.placements)
+        optimizer = Muon(params, lr=0.1)
+        for _ in range(3):
+            optimizer.step()
+
+        def on_device() -> list[list[float]]:
+            return [each.tensor.tolist() for each in optimizer._plans.devices._numbers.values()]
+
+        before, launched = on_device(), made[0].num_launched
+        assert before
+        optimizer.param_groups[0]["lr"] = 0.05
+        HostRecorder.is_recorded = True
+        try:
+            # On a device its writes come when the caller's record is launched, and it may never be.
+            optimizer.step()
+        finally:
+            HostRecorder.is_recorded = False
+        assert on_device() == before and made[0].num_launched == launched
+        optimizer.step()
+        assert made[0].num_launched > launched
+        for now, then in zip(on_device(), before, strict=True):
+            assert now[1] == pytest.approx(then[1] / 2, rel=1e-6)
+
+
 MOST_PER_MATRIX = 30
 """Calls of our own functions for a matrix in a step: looking at its parameter, gradient and momentum, and at where they lie."""
 MOST_PER_STEP = 300

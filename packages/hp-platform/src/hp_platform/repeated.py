@@ -94,6 +94,11 @@ class RepeatedWork:
         self.failures: dict[Hashable, str] = {}
         self.num_launched = 0
 
+    @property
+    def is_paused(self) -> bool:
+        """See the Protocol."""
+        return self._recorder.place(()) is None
+
     def run(
         self,
         name: Hashable,
@@ -179,6 +184,8 @@ class RepeatedWork:
 
 class WorkAsItIs:
     """Where a device records nothing."""
+
+    is_paused = False
 
     def __init__(self) -> None:
         self.failures: dict[Hashable, str] = {}

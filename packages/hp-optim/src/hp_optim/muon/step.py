@@ -178,9 +178,14 @@ class Step:
             )
 
     def _moves_by_numbers(self, batch: Batch) -> bool:
-        """Whether kernels move all that the batch is applied to, by a learning rate that the host knows."""
+        """Whether kernels move all that the batch is applied to, by a learning rate that the host knows.
+
+        Not in a step that the caller records: the learning rate would lie on the device only when that is launched.
+        """
         platform, lane = self._platform, batch.lane
         if not batch.is_whole or lane.storage != lane.device or not self._has_kernels(lane):
+            return False
+        if self._devices.repeated(lane.storage).is_paused:
             return False
         wide, found = platform.dtype("float32"), [self._updated[cut.parameter] for cut in batch.applied_cuts]
         return bool(found) and not any(

@@ -66,6 +66,13 @@ class Repeated(Protocol):
         """How often records were launched."""
         ...
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether just now nothing is recorded or launched that would be at other times: as while the caller records the current stream,
+        when what is written on the device is not there afterwards.
+        """
+        ...
+
     def run(
         self,
         name: Hashable,
