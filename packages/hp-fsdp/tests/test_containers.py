@@ -47,8 +47,9 @@ def test_other_containers_without_a_forward_are_refused_by_their_name(world: Wor
         fully_shard(module)
 
 
+@pytest.mark.parametrize("has_length", [False, True])
 @distributed(world_size=2)
-def test_a_module_with_registered_methods_needs_no_forward(world: World) -> None:
+def test_a_module_with_registered_methods_needs_no_forward(world: World, has_length: bool) -> None:
     from hp_fsdp import register_forward_method
 
     maker = Maker(world)
@@ -62,6 +63,10 @@ def test_a_module_with_registered_methods_needs_no_forward(world: World) -> None
         def encode(self, x: Any) -> Any:
             return self.inner(x)
 
-    model = fully_shard(Encoder())
+    class Codebook(Encoder):
+        def __len__(self) -> int:
+            return 3
+
+    model = fully_shard(Codebook() if has_length else Encoder())
     register_forward_method(model, "encode")
     assert tuple(model.encode(platform.zeros((2, 4), maker.dtype, maker.device)).shape) == (2, 3)

@@ -37,11 +37,16 @@ def checked_modules(platform: Platform, given: Any) -> list[Any]:
     return roots
 
 
+_OF_LISTS, _OF_DICTS = ("__len__", "append", "extend"), ("__len__", "items", "update")
+
+
 def _is_container(platform: Platform, module: Any) -> bool:
-    """Whether it is a list or dict of modules or parameters without a forward. Other modules may have methods in its place."""
+    """Whether it is a list or dict of modules or parameters without a forward. Other modules may have methods in its place, and a length."""
+    kind = type(module)
     forward = getattr(module, "forward", None)
     own = getattr(forward, "__func__", forward)
-    return hasattr(type(module), "__len__") and own is getattr(platform.Module, "forward", None)
+    has_none = own is getattr(platform.Module, "forward", None)
+    return has_none and any(all(hasattr(kind, name) for name in names) for names in (_OF_LISTS, _OF_DICTS))
 
 
 def checked_mesh(platform: Platform, modules: Sequence[Any], mesh: Any) -> DeviceMesh:
