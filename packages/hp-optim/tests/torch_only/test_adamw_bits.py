@@ -129,6 +129,32 @@ def test_torchs_own_goes_on_from_its_state(world: World, name: str) -> None:
     assert steps == {number: entry["step"].item() for number, entry in theirs.state_dict()["state"].items()}
 
 
+@distributed(world_size=1)
+def test_state_that_torchs_own_has_gone_on_from_comes_back_with_its_steps(world: World) -> None:
+    """torch keeps our groups as they came, with a count of steps that stands still."""
+    twins = Twins(world, torch.float32)
+    ours = AdamW(twins.ours, fused=False)
+    theirs = torch.optim.AdamW(twins.theirs, foreach=False)
+    for left_out in ((1,), ()):
+        twins.gradients(left_out)
+        ours.step()
+        theirs.step()
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for left_out in ((), (3,), ()):
+        twins.gradients(left_out)
+        theirs.step()
+    back = AdamW(twins.ours, fused=False)
+    back.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    with torch.no_grad():
+        for a, b in zip(twins.ours, twins.theirs, strict=True):
+            a.copy_(b)
+    for left_out in ((), (2,)):
+        twins.gradients(left_out)
+        back.step()
+        theirs.step()
+        twins.check()
+
+
 @distributed(world_size=2)
 def test_torchs_own_goes_on_from_the_state_of_shards(world: World) -> None:
     mesh = init_device_mesh(world.device_type, (world.size,))

@@ -98,9 +98,8 @@ class Member:
         """
         platform, parameter = self.platform, self.parameter
         if FOREIGN_STEP in entry:
-            count = entry.pop(FOREIGN_STEP)
-            own = int(platform.to_numpy(count).item()) if platform.is_tensor(count) else int(count)
-            missed = group["step"] - 1 - own
+            missed = group["step"] - 1 - foreign_count(platform, entry)
+            del entry[FOREIGN_STEP]
             entry.pop(MISSED, None)  # counted since it was put there
             if missed:
                 entry[MISSED] = missed
@@ -132,6 +131,12 @@ class Member:
         # Ranks exchange what is on their devices.
         on_device = like(value, self.platform.to_device(local_of(value), self.device))
         return on_device.redistribute(placements=wanted)
+
+
+def foreign_count(platform: Platform, entry: dict[str, Any]) -> int:
+    """How many steps another optimizer has counted for the parameter."""
+    count = entry[FOREIGN_STEP]
+    return int(platform.to_numpy(count).item()) if platform.is_tensor(count) else int(count)
 
 
 def count_of(group: Group, entry: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hp_optim.adamw.agreement import Agreement
-from hp_optim.adamw.member import FOREIGN_STEP, count_of
+from hp_optim.adamw.member import FOREIGN_STEP, count_of, foreign_count
 from hp_optim.adamw.plan import Found, GroupPlan
 from hp_optim.adamw.replicas import Place, gather_pieces
 from hp_optim.base import STEP, OptimizerSteps
@@ -155,9 +155,11 @@ class AdamWSteps(OptimizerSteps):
         """
         state = dict(state_dict["state"])
         for group in state_dict["param_groups"]:
-            for number in group[PARAMS] if STEP in group else ():  # it counts, so that its entries need not
-                if number in state:
-                    state[number] = {key: x for key, x in state[number].items() if key != FOREIGN_STEP}
+            for number in group[PARAMS] if STEP in group else ():
+                entry = state.get(number, {})
+                # The group counts, so that its entries need not; but in what torch's class went on from it stands still.
+                if FOREIGN_STEP in entry and foreign_count(self.platform, entry) == count_of(group, entry):
+                    state[number] = {key: x for key, x in entry.items() if key != FOREIGN_STEP}
         super().load_state_dict({**state_dict, "state": state})
 
     def _forget_plans(self) -> None:
