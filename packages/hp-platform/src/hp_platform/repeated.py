@@ -26,7 +26,7 @@ from hp_platform.protocols.tensor import Tensor
 MOST_KEPT = 128
 """Records of one object. A record of a hundred launches takes the device some 100 KB."""
 MOST_REMEMBERED = 1024
-"""Works of one object that have been met, with a record or without."""
+"""Works of one object that have been met and have no record; and runs after which a record that has not come is not in use."""
 
 
 class Record(Protocol):
