@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from hp_fsdp import MixedPrecisionPolicy, fully_shard
+from hp_fsdp.lines import Lines
 from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -65,6 +67,43 @@ def test_complex_parameters_train_as_in_one_process(world: World, kind: str, dty
             found = platform.get_grad(local(ours))
             assert platform.dtype_name(found.dtype) == platform.dtype_name(theirs.dtype)
             assert_parity(ours.grad, platform.get_grad(theirs), rtol=0.0, atol=limit, name=name)
+
+
+@pytest.mark.parametrize("kind", list(OPTIONS))
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_gradients_that_are_marked_as_conjugates_are_reduced_as_such(world: World, kind: str) -> None:
+    """torch works conjugates out where they are read, and what is sent is what lies in memory."""
+    platform = world.platform
+
+    class Correlated(platform.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = platform.parameter(platform.tensor(np.ones((4, 2)) + 2j, "complex64", world.device))
+
+        def forward(self, x: Any) -> Any:
+            return (self.weight.conj() * x).sum().real
+
+    numbers = np.random.default_rng(world.rank).normal(size=(4, 2, 2)).view(np.complex128)[..., 0]
+    x = platform.tensor(numbers, "complex64", world.device)
+    plain = Correlated()
+    platform.backward([plain(x)])
+    assert platform.get_grad(plain.weight).is_conj()
+    values = [
+        np.random.default_rng(rank).normal(size=(4, 2, 2)).view(np.complex128)[..., 0] for rank in (0, 1)
+    ]
+    take, taken = Lines.take_gradients, []
+
+    def taking(lines: Lines) -> Any:
+        taken.append(take(lines))
+        return taken[-1]
+
+    for replicas in (1, 2):
+        model = fully_shard(Correlated(), make_mesh(world, replicas), **OPTIONS[kind])
+        with patch.object(Lines, "take_gradients", taking):
+            platform.backward([model(x)])
+        expected = (sum(values) / 2).astype(np.complex64)
+        assert_parity(model.weight.grad, expected, rtol=0.0, atol=1e-5, name=f"{replicas} replicas")
+    assert [[x.is_conj() for x in each] for each in taken] == [[False]] * 2
 
 
 @distributed(world_size=2, backends="mindspore")

@@ -56,13 +56,17 @@ class Lines:
         self._sizes_of_parts = [*self.sizes[:-1], *ones, len(self.params), *self.replicated_sizes]
         self._writes_views = platform.supports("write_into_view", device)
         self._all_used: dict[DType, Tensor] = {}
+        self._are_complex = platform.dtype_name(dtype).startswith("complex")
 
     def take_gradients(self) -> list[Tensor | None]:
         """Of all parameters, which have none after that."""
-        found = self.platform.take_grads([param.full for param in self.params])
-        if not any(param.unsynced is not None or param.has_wide_gradient for param in self.params):
-            return found
-        return [param.with_others(x) for param, x in zip(self.params, found, strict=True)]
+        platform = self.platform
+        found = platform.take_grads([param.full for param in self.params])
+        if any(param.unsynced is not None or param.has_wide_gradient for param in self.params):
+            found = [param.with_others(x) for param, x in zip(self.params, found, strict=True)]
+        if self._are_complex:  # some may be marked as conjugates, and what is sent is what lies in memory
+            found = [None if x is None else platform.contiguous(x) for x in found]
+        return found
 
     def refuse_sparse(self, gradients: Gradients) -> None:
         """ValueError that names the parameter if a gradient is sparse."""
