@@ -9,17 +9,21 @@ import pytest
 
 from hp_platform.testing import distributed
 from hp_platform.testing.backends import Selection, known, prepare_worker, ranks_per_device
-from hp_platform.testing.decorator import cases, tag_of
+from hp_platform.testing.decorator import Case, cases, tag_of
 
 pytestmark = pytest.mark.once
 
 
-def ids(selection: Selection, *args, **kwargs) -> list[str]:
+def cases_of(selection: Selection, *args, **kwargs) -> list[Case]:
     def function() -> None: ...
 
     tag = tag_of(distributed(*args, **kwargs)(function))
     assert tag is not None
-    return [case.id + (" absent" if case.absence else "") for case in cases(tag, selection)]
+    return cases(tag, selection)
+
+
+def ids(selection: Selection, *args, **kwargs) -> list[str]:
+    return [case.id + (" absent" if case.absence else "") for case in cases_of(selection, *args, **kwargs)]
 
 
 def running(*names: str, devices: dict[str, int] | None = None, ranks_per_device: int = 1) -> Selection:
@@ -51,6 +55,8 @@ def test_ranks_share_devices_where_the_run_says_so_and_the_backend_can() -> None
         "npu-w1",
         "npu-w2 absent",
     ]
+    lacking = [case.absence for case in cases_of(shared, 3)]
+    assert lacking == ["3 ranks need 2 devices, and there are 1", "2 ranks need 2 devices, and there are 1"]
     assert shared.header()[0].startswith("backends: cuda (1 devices, up to 2 ranks on each, nccl), npu (1 ")
 
 

@@ -132,7 +132,11 @@ class Selection:
         """How many ranks can run at most; None without bound."""
         if backend.name not in self.devices:
             return None
-        return self.devices[backend.name] * (self.ranks_per_device if backend.sharing else 1)
+        return self.devices[backend.name] * self.ranks_on_each(backend)
+
+    def ranks_on_each(self, backend: Backend) -> int:
+        """How many ranks may share a device."""
+        return self.ranks_per_device if backend.sharing else 1
 
     def header(self) -> list[str]:
         """Lines for the report's head."""

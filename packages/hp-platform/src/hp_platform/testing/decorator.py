@@ -137,7 +137,7 @@ def _case(tag: Distributed, backend: Backend, size: int, selection: Selection) -
     # Emulated devices are as many as the emulation is told; real ones are what there is.
     most = selection.max_size(backend)
     lacking = (
-        f"{size} ranks need {size} devices, and there are {selection.devices[backend.name]}"
+        f"{size} ranks need {-(-size // selection.ranks_on_each(backend))} devices, and there are {selection.devices[backend.name]}"
         if most is not None and size > most
         else ""
     )

@@ -111,7 +111,7 @@ class StreamCopies:
     def wait(self, event: Any) -> None:
         """On the current stream."""
         self.device.current_stream().wait_event(event)
-        for number, (each, _) in list(self._held.items()):
+        for number, (each, _) in self._held.copy().items():
             if each is event or each.query():
                 self._held.pop(number, None)
 

@@ -292,6 +292,8 @@ def _functions(platform: Any) -> SimpleNamespace:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
             (weight,) = ctx.saved_tensors
+            if not ctx.needs_input_grad[0]:
+                return None, g, None
             product = platform.matmul(as_matrix(g), weight)
             return platform.reshape(product, (*g.shape[:-1], weight.shape[1])), g, None
 

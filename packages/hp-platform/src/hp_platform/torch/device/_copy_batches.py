@@ -55,12 +55,13 @@ class CopyBatches:
         """Queue copies on the current stream of ``device``; the arguments are addresses of ``count`` numbers of 8 bytes each, which may
         change afterwards. False: nothing is queued that need not be queued again; copy one by one.
         """
-        if self._copy_batch is None:
+        copy_batch = self._copy_batch  # another thread may give it up
+        if copy_batch is None:
             return False
         stream = self._stream_of(device)
         if not stream:
             return False
-        result = self._copy_batch(
+        result = copy_batch(
             targets, sources, nbytes, count, self._attributes, self._from_the_first, 1, self._refused, stream
         )
         if result:
