@@ -74,7 +74,8 @@ def check_compiled(world: World, sequence: bool, **options: Any) -> Any:
     return check_steps(world, build, plan, loss_of)
 
 
-@distributed(world_size=2, backends=("torch", "cuda"))
+# The first that compiles imports the compiler, and starts one of C++: most of a minute on two cores.
+@distributed(world_size=2, backends=("torch", "cuda"), timeout=180)
 def test_a_compiled_layer_is_one_graph_with_the_textbooks_collectives(world: World) -> None:
     expected = {
         False: ({"all_reduce": 2}, {"all_reduce": 2}),
@@ -103,7 +104,7 @@ def test_layers_compiled_by_inductor_give_the_numbers_of_one_process(world: Worl
         check_compiled(world, sequence)
 
 
-@distributed(world_size=4, backends=("torch",))
+@distributed(world_size=4, backends=("torch",), timeout=180)
 def test_layers_on_two_meshes_in_one_graph_gather_one_tensor_each_for_its_own(world: World) -> None:
     """The same piece is one of two columns of ranks, and one of two rows."""
     mesh = init_device_mesh(world.device_type, (2, 2), mesh_dim_names=("rows", "columns"))
