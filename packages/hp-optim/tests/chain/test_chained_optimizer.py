@@ -232,9 +232,7 @@ def test_the_count_of_steps_becomes_the_same_in_all_groups(world: World) -> None
     assert snapshot(chain) == before
 
 
-@distributed(
-    world_size=1, backends=("torch", "cuda", "mindspore")
-)  # torch_npu's own deepcopy of a tensor warns of TypedStorage
+@distributed(world_size=1)
 def test_a_copy_has_a_model_and_optimizers_of_its_own(world: World) -> None:
     model = make_model(world)
     chain = ChainedOptimizer(model, two(world, model))

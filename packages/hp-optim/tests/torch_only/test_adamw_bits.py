@@ -183,9 +183,7 @@ def test_torchs_own_goes_on_from_the_state_of_shards(world: World) -> None:
 @pytest.mark.parametrize(
     "how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
 )
-@distributed(
-    world_size=1, backends=("torch", "cuda")
-)  # torch_npu's own deepcopy of a tensor warns of TypedStorage
+@distributed(world_size=1, backends=("torch", "cuda", "npu"))
 def test_a_copied_or_pickled_optimizer_goes_on_by_itself(world: World, how: Any) -> None:
     twins = Twins(world, torch.float32)
     first = AdamW(twins.ours, lr=0.1)

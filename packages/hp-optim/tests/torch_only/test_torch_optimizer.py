@@ -62,9 +62,7 @@ def test_lambda_lr_sets_the_learning_rate_of_every_group(world: World) -> None:
     assert values(a) == [1.0 - 0.5 - 0.25]
 
 
-@distributed(
-    world_size=1, backends=("torch", "cuda")
-)  # torch_npu's own deepcopy of a tensor warns of TypedStorage
+@distributed(world_size=1, backends=("torch", "cuda", "npu"))
 def test_a_copy_has_parameters_and_state_of_its_own(world: World) -> None:
     a, optimizer = two()
     optimizer.step()

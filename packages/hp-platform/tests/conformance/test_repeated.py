@@ -36,6 +36,7 @@ def test_work_that_comes_again_gives_the_same_as_work_that_is_done_as_it_is(
             repeated.run("twice", [*xs, steps], work, written=xs)
             if before is not None:
                 assert platform.version(xs[1]) > before
+            assert not repeated.is_paused
         handle.current_stream().wait_stream(stream)
         expected = (expected + step) * 2
         for x in xs:

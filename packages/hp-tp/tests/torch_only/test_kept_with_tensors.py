@@ -176,9 +176,7 @@ def test_a_buffer_that_is_filled_without_being_counted_is_read_at_every_call(
             torch.testing.assert_close(y, model(piece * factor), **tolerance(world))
 
 
-@distributed(
-    world_size=2, backends=("torch", "cuda")
-)  # torch_npu's own deepcopy of a tensor warns of TypedStorage
+@distributed(world_size=2, backends=("torch", "cuda", "npu"))
 def test_a_copy_of_a_tensor_begins_with_nothing_kept(world: World) -> None:
     piece, expected = piece_and_gradient(world)
     model, x = styled(world), piece.clone().requires_grad_()
