@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hp_dtensor import DTensor, manual_seed
 from hp_dtensor import random as hp_random
@@ -169,31 +170,38 @@ def sharded(world: World, model: Any) -> Any:
     return fully_shard(model, mesh)
 
 
+@pytest.mark.parametrize(
+    ("name", "nesting"),
+    [
+        (name, nesting)
+        for name in ORDERS
+        for nesting in (NESTINGS if name in ("one", "mixed") else (blocks_alone,))
+    ],
+)
 @distributed(world_size=1)
-def test_all_policies_and_nestings_give_the_bits_of_the_plain_model(world: World) -> None:
-    for name, order in ORDERS.items():
+def test_all_policies_and_nestings_give_the_bits_of_the_plain_model(
+    world: World, name: str, nesting: Any
+) -> None:
+    order = ORDERS[name]
+    model = make_model(world)
+    expected = results(world, model, model, order)
+    for policy, options in policies(world).items():
         model = make_model(world)
-        expected = results(world, model, model, order)
-        for policy, options in policies(world).items():
-            for nesting in NESTINGS:
-                if name not in ("one", "mixed") and nesting is not blocks_alone:
-                    continue
-                model = make_model(world)
-                found = results(world, model, nesting(model, options), order)
-                assert_equal(found, expected, (name, policy, nesting.__name__))
+        found = results(world, model, nesting(model, options), order)
+        assert_equal(found, expected, policy)
 
 
+@pytest.mark.parametrize("nesting", NESTINGS)
 @distributed(world_size=2)
-def test_all_policies_and_nestings_give_the_bits_of_the_sharded_model(world: World) -> None:
+def test_all_policies_and_nestings_give_the_bits_of_the_sharded_model(world: World, nesting: Any) -> None:
     order = ORDERS["mixed"]
     model = sharded(world, make_model(world))
     expected = results(world, model, model, order)
     for policy, options in policies(world).items():
-        for nesting in NESTINGS:
-            model = make_model(world)
-            run = nesting(model, options)
-            sharded(world, model)
-            assert_equal(results(world, model, run, order), expected, (policy, nesting.__name__))
+        model = make_model(world)
+        run = nesting(model, options)
+        sharded(world, model)
+        assert_equal(results(world, model, run, order), expected, policy)
 
 
 @contextmanager

@@ -13,6 +13,12 @@ _memory_view.restype = ctypes.py_object
 _WRITABLE = 0x200  # PyBUF_WRITE
 
 
+#: By address and size: a storage over that host memory. One says nothing of who owns the memory or whether it is there,
+#: so it is right for whatever lies there later; making one anew for every argument was a third of an operator's time.
+_storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+_MOST_STORAGES = 4096
+
+
 def is_npu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "npu"
 
@@ -22,13 +28,23 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "npu":
         return tensor
     storage = tensor.untyped_storage()
-    if not storage.nbytes():
+    size = storage.nbytes()
+    if not size:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    memory = torch.frombuffer(
-        _memory_view(storage.data_ptr(), storage.nbytes(), _WRITABLE), dtype=torch.uint8
-    )
     view = torch.empty(0, dtype=tensor.dtype)
-    return view.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return view.set_(
+        _host_storage(storage.data_ptr(), size), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+
+
+def _host_storage(address: int, size: int) -> torch.UntypedStorage:
+    found = _storages.get((address, size))
+    if found is None:
+        if len(_storages) >= _MOST_STORAGES:
+            _storages.clear()
+        memory = torch.frombuffer(_memory_view(address, size, _WRITABLE), dtype=torch.uint8)
+        found = _storages[address, size] = memory.untyped_storage()
+    return found
 
 
 def to_npu(result: torch.Tensor, device: torch.device) -> torch.Tensor:
