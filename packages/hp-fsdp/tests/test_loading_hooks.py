@@ -153,3 +153,54 @@ def test_what_a_hook_fails_with_is_said_on_all_ranks(world: World) -> None:
     )
     with pytest.raises(error, match=message):
         set_model_state_dict(model, values if world.rank == 0 else {}, options=options)
+
+
+@pytest.mark.parametrize("is_broadcast", [False, True])
+@distributed(world_size=2)
+def test_names_that_hooks_report_are_refused_on_all_ranks_unless_others_strike_them_off(
+    world: World, is_broadcast: bool
+) -> None:
+    def reporting(
+        module: Any,
+        values: Any,
+        prefix: str,
+        metadata: Any,
+        strict: Any,
+        missing: list[str],
+        *others: list[str],
+    ) -> None:
+        missing.append(f"{prefix}scale")
+        others[0].append(f"{prefix}zero")
+
+    model = sharded(world)
+    values = earlier(world)
+    before = get_model_state_dict(model, options=WHOLE)
+    model.head.register_load_state_dict_pre_hook(reporting)
+    options = StateDictOptions(full_state_dict=is_broadcast, broadcast_from_rank0=is_broadcast)
+    given = values if world.rank == 0 or not is_broadcast else {}
+    with pytest.raises(RuntimeError, match=r"missing head\.scale; unexpected head\.zero"):
+        set_model_state_dict(model, given, options=options)
+    assert_parity(get_model_state_dict(model, options=WHOLE), before, exact=True)
+
+    def striking(module: Any, names: Any) -> None:
+        names.missing_keys.remove("head.scale")
+        names.unexpected_keys.clear()
+
+    model.register_load_state_dict_post_hook(striking)
+    assert set_model_state_dict(model, given, options=options) == ([], [])
+    found = get_model_state_dict(model, options=WHOLE)
+    assert_parity(found["head.weight"], values["head.kernel"], exact=True)
+
+
+@distributed(world_size=2)
+def test_names_that_no_hook_strikes_off_are_refused_when_all_have_looked(world: World) -> None:
+    seen = []
+    model = sharded(world)
+    values = {
+        **get_model_state_dict(model, options=WHOLE),
+        "tail": world.platform.zeros((2,), "float32", world.device),
+    }
+    model.register_load_state_dict_post_hook(lambda module, names: seen.append(list(names.unexpected_keys)))
+    with pytest.raises(RuntimeError, match="unexpected tail"):
+        set_model_state_dict(model, values)
+    assert seen == [["tail"]]

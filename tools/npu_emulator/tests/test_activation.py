@@ -21,7 +21,7 @@ def run(program: str, *, emulator: str | None, **environment: str) -> subprocess
         env["NPU_EMULATOR"] = emulator
     env |= environment
     return subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=180
     )
 
 

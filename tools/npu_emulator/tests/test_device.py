@@ -58,7 +58,7 @@ def test_environment_limits_the_memory() -> None:
     )
     env = os.environ | {"NPU_EMULATOR_MEMORY_MB": "64"}
     result = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=180
     )
     assert "out of memory" in result.stdout, result.stderr
 

@@ -9,11 +9,13 @@ from hp_dtensor.states.options import IncompatibleKeys
 from hp_platform.platform import Platform
 
 
-def given_to_hooks(platform: Platform, model: Any, state_dict: Mapping[Any, Any]) -> dict[str, Any]:
+def given_to_hooks(
+    platform: Platform, model: Any, state_dict: Mapping[Any, Any], names: IncompatibleKeys
+) -> dict[str, Any]:
     """The values by names of before compilation, as the hooks of all modules, outer ones first, have renamed and changed them in a copy.
 
-    Each sees the names below its own module, once for every place where that hangs, as in the framework's ``load_state_dict``. RuntimeError
-    with what they report.
+    Each sees the names below its own module, once for every place where that hangs, as in the framework's ``load_state_dict``, and may
+    write to the lists of ``names``. RuntimeError with the errors that they report.
     """
     given = {platform.unwrapped_name(str(name)): value for name, value in state_dict.items()}
     of_modules = getattr(state_dict, "_metadata", None) or {}
@@ -29,13 +31,26 @@ def given_to_hooks(platform: Platform, model: Any, state_dict: Mapping[Any, Any]
         own = {name: value for name, value in given.items() if name.startswith(prefix)}
         rest = {name: value for name, value in given.items() if not name.startswith(prefix)}
         for hook in before:
-            hook(own, prefix, metadata.get(place, {}), True, [], [], errors)
+            hook(
+                own,
+                prefix,
+                metadata.get(place, {}),
+                True,
+                names.missing_keys,
+                names.unexpected_keys,
+                errors,
+            )
         given = {**rest, **own}
     if errors:
         raise RuntimeError(
             f"hooks on the loading of {type(model).__name__} refuse the state dict: {'; '.join(errors)}"
         )
     return given
+
+
+def has_last_word(platform: Platform, model: Any) -> bool:
+    """Whether hooks look at the names when all is written: what they strike off is no error."""
+    return any(platform.loading_hooks(module)[1] for _, module in platform.named_modules(model))
 
 
 def tell_hooks(platform: Platform, model: Any, names: IncompatibleKeys) -> None:

@@ -9,9 +9,12 @@ from hp_dtensor.states.broadcast import Announced, agree, announce, home_of, sen
 from hp_dtensor.states.options import IncompatibleKeys, checked_options, refuse_names
 from hp_dtensor.states.options import StateDictOptions as StateDictOptions
 from hp_dtensor.states.values import check_value, is_frozen, parameters_by_name, piece_of, read, write
-from hp_fsdp.loading_hooks import given_to_hooks, tell_hooks
+from hp_fsdp.loading_hooks import given_to_hooks, has_last_word, tell_hooks
 from hp_fsdp.unit import units_in
 from hp_platform.platform import Platform, get_platform
+
+_REPORTED = "names that hooks have reported"
+"""Where they stand among the values that rank 0 announces: no parameter is called so."""
 
 
 def get_model_state_dict(
@@ -73,7 +76,8 @@ def set_model_state_dict(
     ``broadcast_from_rank0`` on all ranks, if one finds it; why rank 0 cannot give values is said on all.
 
     Hooks that were registered on modules with the framework's ``register_load_state_dict_pre_hook`` run before names are compared (with
-    ``broadcast_from_rank0`` on rank 0 alone), those of ``register_load_state_dict_post_hook`` when everything is written. Values go straight
+    ``broadcast_from_rank0`` on rank 0 alone) and may report names, those of ``register_load_state_dict_post_hook`` when everything is
+    written: they may strike names off the lists, so where there is one, names that are left are an error after that. Values go straight
     into the shards, so a class's own ``_load_from_state_dict`` is not called: what it does with names and values belongs into such a hook.
 
     Memory: the piece that is written; with ``broadcast_from_rank0`` one whole parameter on every rank.
@@ -100,17 +104,19 @@ def set_model_state_dict(
                 f"a state dict is a mapping from names to tensors, got {type(state_dict).__name__}"
             )
         if home is None or home.is_source:
-            mine = given_to_hooks(platform, model, state_dict)
+            reported = IncompatibleKeys([], [])
+            mine = given_to_hooks(platform, model, state_dict, reported)
+            mine[_REPORTED] = tuple(reported)
     except Exception as error:
         if home is None:
             raise
         problem = error
-    given = mine if home is None else announce(platform, mine, home, problem)
-    names = _compared(targets, parameters, given, options)
+    given = dict(mine) if home is None else announce(platform, mine, home, problem)
+    names = _compared(targets, parameters, given, options, IncompatibleKeys(*given.pop(_REPORTED, ([], []))))
     try:
         if problem is not None:
             raise problem
-        if options.strict:
+        if options.strict and not has_last_word(platform, model):
             refuse_names(type(model).__name__, names, "rename them")
         for name, value in given.items():
             if name in targets and platform.is_tensor(targets[name]):
@@ -135,6 +141,8 @@ def set_model_state_dict(
     if home is not None:
         send(platform, given, mine, home, receive)
     tell_hooks(platform, model, names)
+    if options.strict:
+        refuse_names(type(model).__name__, names, "rename them")
     return names
 
 
@@ -183,7 +191,9 @@ def _compared(
     parameters: Mapping[str, Any],
     given: Mapping[str, Any],
     options: StateDictOptions,
+    reported: IncompatibleKeys,
 ) -> IncompatibleKeys:
+    """The names that do not match, and those that hooks have reported."""
     reached = {id(parameters[name]) for name in given if name in parameters}
     missing = [
         name
@@ -192,7 +202,11 @@ def _compared(
         and not (name in parameters and id(parameters[name]) in reached)
         and not (options.ignore_frozen_params and is_frozen(parameters, name))
     ]
-    return IncompatibleKeys(missing, [name for name in given if name not in targets])
+    unexpected = [name for name in given if name not in targets]
+    return IncompatibleKeys(
+        list(dict.fromkeys([*missing, *reported.missing_keys])),
+        list(dict.fromkeys([*unexpected, *reported.unexpected_keys])),
+    )
 
 
 def _set_extra_state(platform: Platform, model: Any, name: str, value: Any) -> None:
