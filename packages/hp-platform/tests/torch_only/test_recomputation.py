@@ -76,3 +76,15 @@ def test_operations_that_write_or_give_views_or_draw_cannot_be_kept():
     assert not platform.can_be_kept(aten.new_empty.default)
     assert not platform.can_be_kept(aten.rand_like.default)
     assert not platform.can_be_kept(aten.native_dropout.default)
+
+
+@pytest.mark.parametrize("name", ["flash_attention", "efficient_attention", "flash_attention_for_cpu"])
+def test_attention_can_be_kept_unless_it_drops(name):
+    operation = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    names = [argument.name for argument in operation._schema.arguments]
+    x, place, platform = torch.ones(1, 1, 2, 2), names.index("dropout_p"), get_platform()
+    args = [x if "Tensor" in str(argument.type) else True for argument in operation._schema.arguments[:place]]
+    assert platform.can_be_kept(operation, args)
+    assert platform.can_be_kept(operation, [*args, 0.0])
+    assert not platform.can_be_kept(operation, [*args, 0.1])
+    assert not platform.can_be_kept(operation, args, {"dropout_p": 0.1})

@@ -66,15 +66,60 @@ def operations_in(run: Callable[[], Any]) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize(("policy", "products"), [([torch.matmul], 6), ([F.gelu], 9), (None, 9)])
-def test_what_is_kept_is_not_computed_again(policy: Any, products: int) -> None:
+def products_are(answer: CheckpointPolicy) -> Any:
+    """A policy that says so of products, and the other way round of all else."""
+    is_kept = answer in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+    return lambda context, operation, *args, **kwargs: answer if "mm" in str(operation) else not is_kept
+
+
+@pytest.mark.parametrize(
+    ("policy", "products", "others"),
+    [
+        ([torch.matmul], 6, 3),
+        ([F.gelu], 9, 0),
+        (None, 9, 3),
+        (products_are(CheckpointPolicy.MUST_SAVE), 6, 3),
+        (products_are(CheckpointPolicy.PREFER_SAVE), 6, 3),
+        (products_are(CheckpointPolicy.MUST_RECOMPUTE), 9, 0),
+        (products_are(CheckpointPolicy.PREFER_RECOMPUTE), 9, 0),
+    ],
+)
+def test_what_is_kept_is_not_computed_again(policy: Any, products: int, others: int) -> None:
     x = torch.ones(8, 8, dtype=torch.float64, requires_grad=True)
     weights = [weight.clone().requires_grad_() for weight in WEIGHTS]
     y = checkpoint(layer, x, weights, policy_fn=policy).sum()
     seen = operations_in(y.backward)
     # Backward has two products for each; the second run has the rest.
     assert seen["aten.mm.default"] == products
-    assert seen["aten.gelu.default"] == (0 if policy == [F.gelu] else 3)
+    assert seen["aten.gelu.default"] == others
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        [F.scaled_dot_product_attention],
+        lambda context, operation, *args, **kwargs: "scaled_dot_product" in str(operation),
+    ],
+    ids=["listed", "by name"],
+)
+def test_attention_is_kept_unless_it_drops(policy: Any) -> None:
+    def attention(x: torch.Tensor, dropped: float) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=dropped).sin() * torch.rand(3, 4)
+
+    def run(dropped: float, **options: Any) -> tuple[torch.Tensor, int]:
+        torch.manual_seed(0)
+        x = torch.linspace(-1, 1, 12).reshape(1, 1, 3, 4).requires_grad_()
+        y = checkpoint(attention, x, dropped, **options).sum()
+        seen = operations_in(y.backward)
+        assert x.grad is not None
+        again = [name for name in seen if "scaled_dot_product" in name and "backward" not in name]
+        return x.grad, len(again)
+
+    for dropped in (0.0, 0.5):
+        (found, kept), (expected, again) = run(dropped, policy_fn=policy), run(dropped)
+        assert torch.equal(found, expected)
+        # With dropout attention is made of other operations on the cpu.
+        assert (kept, again) == ((0, 1) if dropped == 0.0 else (0, 0))
 
 
 def test_another_backward_takes_the_kept_results_again() -> None:

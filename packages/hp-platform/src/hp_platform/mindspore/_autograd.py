@@ -13,7 +13,7 @@ end the process' backward. Only operations on elements are right. So it is refus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -195,7 +195,9 @@ class MindSporeAutogradOps:
         """Nothing is watched."""
         return self.detach(x)
 
-    def can_be_kept(self, operation: Any) -> bool:
+    def can_be_kept(
+        self, operation: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> bool:
         """Nothing is watched."""
         return False
 

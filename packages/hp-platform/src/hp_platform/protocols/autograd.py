@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -142,9 +142,12 @@ class AutogradOps(Protocol):
         """:meth:`detach` for use inside of ``run`` of :meth:`watch_operations`: writes to ``x`` count in the result's version, too."""
         ...
 
-    def can_be_kept(self, operation: Any) -> bool:
-        """Whether the results of a watched operation can stand for doing it again: it writes to nothing that it is given, gives no views and
-        no uninitialised memory, and draws no random numbers (later draws would be others).
+    def can_be_kept(
+        self, operation: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Whether the results of a watched operation, called with these arguments, can stand for doing it again: it writes to nothing that
+        it is given, gives no views and no uninitialised memory, and draws no random numbers (later draws would be others). Attention
+        draws some where it drops something.
         """
         ...
 

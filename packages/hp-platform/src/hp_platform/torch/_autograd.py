@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -177,9 +177,11 @@ class TorchAutogradOps:
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
             return x.detach()
 
-    def can_be_kept(self, operation: Any) -> bool:
-        """By its schema, tags and name."""
-        return can_be_kept(operation)
+    def can_be_kept(
+        self, operation: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> bool:
+        """By its schema, tags and name, and by what attention drops."""
+        return can_be_kept(operation, args, kwargs or {})
 
     def is_cast(self, operation: Any) -> bool:
         """What ``to`` ends in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,12 +61,23 @@ def operations_of(function: Any) -> frozenset[Any]:
     return frozenset(overload for packet in packets if packet is not None for overload in _overloads(packet))
 
 
-def can_be_kept(operation: Any) -> bool:
+def can_be_kept(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """See :meth:`hp_platform.protocols.AutogradOps.can_be_kept`."""
     schema = operation._schema
     if schema.is_mutable or any(found.alias_info is not None for found in schema.returns):
         return False
-    return torch.Tag.nondeterministic_seeded not in operation.tags and "empty" not in schema.name
+    return not _draws(operation, args, kwargs) and "empty" not in schema.name
+
+
+def _draws(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws random numbers. All kinds of attention are tagged as if they did, and do for dropout alone."""
+    if torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    for place, argument in enumerate(operation._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
 
 
 def _overloads(packet: Any) -> frozenset[Any]:

@@ -48,7 +48,9 @@ class KeptResults(Pausing):
     def answer(self, is_recompute: bool, operation: Any, args: Any, kwargs: Any) -> CheckpointPolicy:
         """What becomes of the operation's result."""
         platform = self.platform
-        if self.is_paused or not platform.can_be_kept(operation) or platform.is_cast(operation):
+        if self.is_paused or platform.is_cast(operation):
+            return CheckpointPolicy.MUST_RECOMPUTE
+        if not platform.can_be_kept(operation, args, kwargs):
             return CheckpointPolicy.MUST_RECOMPUTE
         return answer_of(self.policy, PolicyContext(is_recompute), operation, args, kwargs)
 

@@ -3,8 +3,8 @@
 [Note: selective recompute] A policy is asked for every operation below autograd, so it sees what is really computed: a linear layer as
 a product, an operation on a DTensor as the one on its local tensor, together with what it communicates. What it keeps is
 given back in the second run without computing, and the rest is computed again. What gives views, writes in place or draws
-random numbers is always done again, whatever the policy says: it costs nothing, changes what exists, or moves the generator,
-whose next numbers would be others.
+random numbers (attention with dropout, too) is always done again, whatever the policy says: it costs nothing, changes what exists, or
+moves the generator, whose next numbers would be others.
 
 [Note: casts] So are casts: a framework keeps what it cast by itself for as long as autocast lasts, and the first run may find a weight
 cast already where the second casts it.
