@@ -5,8 +5,8 @@ Read in this order: :mod:`api` (the face), :mod:`layout` and :mod:`buffer` (wher
 :mod:`replicated`, :mod:`extension`, :mod:`lines`, :mod:`reduce` and :mod:`reductions` (what travels; of DTensors that stay as they
 are :mod:`summands` and :mod:`summation`), :mod:`streams` (where), :mod:`unit_parameters` and :mod:`unit` (the states;
 :mod:`unit_names` calls them), :mod:`runtime`, :mod:`roots`, :mod:`backward_end`, :mod:`gradient_listening`, :mod:`order`,
-:mod:`hooks`, :mod:`inputs`, :mod:`nodes` and :mod:`parts` (when), :mod:`module`, :mod:`forward_methods`, :mod:`sync_stream`,
-:mod:`state`, :mod:`loading_hooks`, :mod:`optimizer_state`, :mod:`whole_parameters` and :mod:`memory` (what one can ask of a
+:mod:`hooks`, :mod:`inputs`, :mod:`outputs`, :mod:`nodes` and :mod:`parts` (when), :mod:`module`, :mod:`forward_methods`,
+:mod:`sync_stream`, :mod:`state`, :mod:`loading_hooks`, :mod:`optimizer_state`, :mod:`whole_parameters` and :mod:`memory` (what one can ask of a
 sharded module).
 Importing this package imports no framework.
 """

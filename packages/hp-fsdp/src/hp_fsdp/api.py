@@ -74,7 +74,8 @@ def fully_shard(
 
     Scalars (0-d) are replicated. Frozen parameters are gathered, and never reduced. A parameter that hangs in several
     modules is gathered once, and is owned by the outermost unit that holds all of them. One that no rank has used gets no
-    gradient. Buffers are left alone. Branches inside of a unit may differ between ranks, and what it returns need not depend on
+    gradient. What a module returns of its parameters (one of them, or a view) is a copy. Buffers are left alone.
+    Branches inside of a unit may differ between ranks, and what it returns need not depend on
     its parameters everywhere; which units run, and in which order, may not. In this a layer of the root with whole parameters
     of 32 MiB and more counts as a unit (in torch): it is gathered when it is called, or when the root uses its parameters.
 

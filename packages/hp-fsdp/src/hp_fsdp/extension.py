@@ -84,8 +84,10 @@ class ExtendedWhole:
         """Shapes and dtypes of what is received."""
         self._received: list[Tensor] = []
         self._outputs: list[Tensor] = []
-        self._storages: list[Tensor] = []
-        self._nbytes: list[int] = []
+        self.storages: list[Tensor] = []
+        """Tensors that together are all memory of the whole parameter."""
+        self.nbytes: list[int] = []
+        """Of each of these, while they are there."""
         # Shape, dtype and device are known before the first gather; memory is not needed.
         place_holder = platform.empty(param.shape, param.compute_dtype, places.device)
         param.set_whole(place_holder, is_alias=False)
@@ -95,23 +97,18 @@ class ExtendedWhole:
         """Whether the whole parameter lies in what was received."""
 
     @property
-    def storages(self) -> list[Tensor]:
-        """Tensors that together are all memory of the whole parameter."""
-        return self._storages
-
-    @property
     def fulls(self) -> list[Tensor]:
         """The whole parameter."""
         return [self.param.full]
 
     def allocate(self) -> None:
         """Get memory for it again."""
-        for storage, nbytes in zip(self._storages, self._nbytes, strict=True):
+        for storage, nbytes in zip(self.storages, self.nbytes, strict=True):
             self.platform.resize_storage_(storage, nbytes)
 
     def free(self) -> None:
         """Give the memory back."""
-        for storage in self._storages:
+        for storage in self.storages:
             self.platform.resize_storage_(storage, 0)
 
     def launch(self, async_op: bool, peers: Peers | None) -> Callable[[], None]:
@@ -125,7 +122,7 @@ class ExtendedWhole:
             self._make_outputs(tensors)
         # See [Note: one whole tensor for ever]: the values are those that autograd has seen before.
         versions = ExitStack()
-        versions.enter_context(platform.preserve_version([*self._received, *self._storages, *self.fulls]))
+        versions.enter_context(platform.preserve_version([*self._received, *self.storages, *self.fulls]))
         works: list[Any] = [
             collectives.all_gather(x, group, out=target, async_op=async_op)
             for x, target in zip(tensors, self._received, strict=True)
@@ -215,6 +212,6 @@ class ExtendedWhole:
             kept = {**kept, **received}
         else:
             self._received = self._outputs = []
-        self._storages = list(kept.values())
-        self._nbytes = [platform.storage_nbytes(x) for x in self._storages]
+        self.storages = list(kept.values())
+        self.nbytes = [platform.storage_nbytes(x) for x in self.storages]
         self._is_made = True

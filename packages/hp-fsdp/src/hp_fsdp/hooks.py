@@ -9,11 +9,10 @@ from typing import Any
 from hp_dtensor import DTensor
 from hp_dtensor.running_module import is_in_forward
 from hp_fsdp.inputs import Inputs, cast_floating
-from hp_fsdp.nodes import output_node
+from hp_fsdp.outputs import Outputs
 from hp_fsdp.roots import context_of, reshards_after_forward
 from hp_fsdp.states import ShardState, Uses
 from hp_fsdp.unit import Unit, units_in
-from hp_platform.containers import map_tensors, tensors_in
 
 RUN_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 """What functions with yield, and asynchronous ones, return: nothing of them has run."""
@@ -49,7 +48,7 @@ class UnitHooks:
         self.unit = unit
         self.platform = unit.platform
         self._inputs = Inputs(unit)
-        self._end = output_node(unit.platform, unit.places.device)
+        self._outputs = Outputs(unit)
         self._in_methods: list[Any] = []
         """Modules of which a registered method runs, innermost last."""
         self._has_nested = False
@@ -119,10 +118,11 @@ class UnitHooks:
         context = context_of(unit)
         if unit.options.precision.output_dtype is not None:
             output = cast_floating(platform, output, unit.options.precision.output_dtype)
+        output = self._outputs.apart(output)
         if context.in_backward:  # [Note: recompute]
             uses = unit.unrecorded_uses(context.pass_number)
             if uses is not None:
-                self._notice_outputs(output, uses)
+                self._outputs.notice(output, uses)
             return output
         if self._has_nested and self._is_running(module):
             return output
@@ -140,10 +140,10 @@ class UnitHooks:
                     each.reshard()
             return output
         assert unit.uses is not None
-        unit.is_noticed = self._notice_outputs(output, unit.uses)
+        unit.is_noticed = self._outputs.notice(output, unit.uses)
         if not unit.is_noticed and self._may_be_asked(module, unit.uses):
-            output = self._attached(output)
-            unit.is_noticed = self._notice_outputs(output, unit.uses)
+            output = self._outputs.attached(output, self._inputs.first)
+            unit.is_noticed = self._outputs.notice(output, unit.uses)
             if not unit.is_noticed:
                 # No output can tell of backward (an object of an unknown class): what it needs must stay where it is.
                 unit.hidden_in_pass = context.pass_number
@@ -237,30 +237,6 @@ class UnitHooks:
         units = (self.unit, *self.unit.parts, *units_in(self.platform, module))
         return uses.takes_gradients or any(param.trains for each in units for param in each.params)
 
-    def _attached(self, output: Any) -> Any:
-        """See [Note: outputs of skipped units]."""
-        platform, before = self.platform, self._inputs.first
-        if before is None:
-            before = platform.set_requires_grad_(platform.zeros((), device=self.unit.places.device), True)
-
-        def attach(x: Any) -> Any:
-            can = platform.is_floating(x.dtype) and not isinstance(x, DTensor)
-            return self._end.apply(before, x) if can else x
-
-        return map_tensors(platform.is_tensor, attach, output)
-
     def _is_running(self, module: Any) -> bool:
         """See [Note: calls within calls]."""
         return any(module is each for each in self._in_methods) or is_in_forward(module)
-
-    def _notice_outputs(self, output: Any, uses: Uses) -> bool:
-        platform, unit, noticed = self.platform, self.unit, False
-
-        def gradient_comes(_: Any) -> None:
-            unit.before_backward(uses)
-
-        for x in tensors_in(platform.is_tensor, output):
-            if platform.requires_grad(x):
-                platform.register_tensor_hook(x, gradient_comes)
-                noticed = True
-        return noticed

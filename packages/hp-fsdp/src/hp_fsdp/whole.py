@@ -54,8 +54,10 @@ class WholeParameters:
         self._in_place = receives_in_place(platform, places, is_fused=is_fused)
         self._is_fused = is_fused
         self._shares = platform.supports("write_into_view", places.device)
-        self._storages: list[Tensor] = []
-        self._nbytes: list[int] = []
+        self.storages: list[Tensor] = []
+        """Tensors that together are all memory of the whole parameters."""
+        self.nbytes: list[int] = []
+        """Of each of these, while they are there."""
         self._targets: list[Tensor] = []
         """What is filled, for every parameter: ``(ranks, slot.numel)``, which is the parameter and its padding; the parameter
         itself if it is not cut along its first dim. See [Note: writes that do not count]."""
@@ -81,11 +83,6 @@ class WholeParameters:
         """The same in the shapes of the targets."""
         self._keeps_parts = all(buffer.shares_memory and buffer.host is None for buffer in buffers)
 
-    @property
-    def storages(self) -> list[Tensor]:
-        """Tensors that together are all memory of the whole parameters."""
-        return self._storages
-
     def _make(self) -> None:
         platform, device = self.platform, self.places.device
         shapes = [(slot.num_ranks, slot.numel) if slot.is_leading else slot.shape for slot in self.slots]
@@ -94,12 +91,12 @@ class WholeParameters:
             fillers = [(-math.prod(shape) % ALIGNMENT,) for shape in shapes]
             mixed = [shape for pair in zip(shapes, fillers, strict=True) for shape in pair]
             base, views = platform.storage_views(mixed, self.dtype, device)
-            self._storages, self._targets = [base], views[::2]
+            self.storages, self._targets = [base], views[::2]
         else:
             self._targets = [platform.empty(shape, self.dtype, device) for shape in shapes]
-            self._storages = list(self._targets)
+            self.storages = list(self._targets)
         size = platform.itemsize(self.dtype)
-        self._nbytes = [math.prod(storage.shape) * size for storage in self._storages]
+        self.nbytes = [math.prod(storage.shape) * size for storage in self.storages]
         for param, slot, target in zip(self.params, self.slots, self._targets, strict=True):
             whole = target
             if slot.is_leading:
@@ -110,13 +107,13 @@ class WholeParameters:
 
     def allocate(self) -> None:
         """Get memory below the whole parameters, for the caller to fill."""
-        for storage, nbytes in zip(self._storages, self._nbytes, strict=True):
+        for storage, nbytes in zip(self.storages, self.nbytes, strict=True):
             if nbytes:
                 self.platform.resize_storage_(storage, nbytes)
 
     def free(self) -> None:
         """Give the memory back. The tensors and what views them stay as objects."""
-        for storage, nbytes in zip(self._storages, self._nbytes, strict=True):
+        for storage, nbytes in zip(self.storages, self.nbytes, strict=True):
             if nbytes:
                 self.platform.resize_storage_(storage, 0)
 
