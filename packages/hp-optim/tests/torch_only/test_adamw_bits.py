@@ -83,6 +83,31 @@ def test_the_fused_kernel_gives_nearly_the_same(world: World) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("amsgrad", [False, True])
+@distributed(world_size=1)
+def test_the_fused_kernel_steps_parameters_that_lie_in_any_order(world: World, amsgrad: bool) -> None:
+    """Of which state is contiguous, as that of a checkpoint is."""
+    fused = world.platform.supports("fused_adamw", world.device)
+    values = [torch.randn(4, 3, 2, 5, generator=torch.Generator().manual_seed(3)).to(world.device), None]
+    values[1] = values[0][0, 0]
+    lie = [torch.nn.Parameter(values[0].contiguous(memory_format=torch.channels_last))]
+    lie.append(torch.nn.Parameter(values[1].t().contiguous().t()))
+    usual = [torch.nn.Parameter(value.clone()) for value in values]
+    assert not any(parameter.is_contiguous() for parameter in lie)
+    ours, others = (AdamW(each, fused=fused, amsgrad=amsgrad, lr=0.1) for each in (lie, usual))
+    for step in range(1, 4):
+        for a, b in zip(lie, usual, strict=True):
+            b.grad = (b.detach() * step).sin()
+            a.grad = b.grad.clone() if step == 2 else torch.empty_like(a).copy_(b.grad)
+        ours.step()
+        others.step()
+    for a, b in zip(lie, usual, strict=True):
+        torch.testing.assert_close(a, b)
+        assert list(ours.state[a]) == list(others.state[b])
+        for key, value in ours.state[a].items():
+            torch.testing.assert_close(value, others.state[b][key])
+
+
 @distributed(world_size=1)
 def test_the_state_of_torchs_own_is_taken_over_with_its_counts(world: World) -> None:
     twins = Twins(world, torch.float32)

@@ -251,18 +251,24 @@ def test_lists_of_any_length_are_moved_whole(platform, device, make, near, narro
         near(m, 0.9 * wanted.astype("float64") - 0.5 * u)
 
 
+@pytest.mark.parametrize("turned", ["g", "p", "m", "mv"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_adamw_takes_gradients_that_lie_otherwise_than_their_parameters(platform, make, near, lacks, fused):
-    if fused and lacks("fused_adamw"):
+def test_adamw_takes_tensors_that_lie_otherwise_than_their_parameters(
+    platform, make, near, lacks, fused, turned
+):
+    if (fused and lacks("fused_adamw")) or (turned != "g" and lacks("write_into_view")):
         return
     random = np.random.default_rng(10)
-    p, g = random.normal(size=(3, 5)), random.normal(size=(5, 3))
-    lists = [[make(x, "float32")] for x in (p, np.zeros((3, 5)), np.zeros((3, 5)))]
+    values = {"p": random.normal(size=(3, 5)), "g": random.normal(size=(3, 5))}
+    values.update(m=random.normal(size=(3, 5)), v=random.uniform(size=(3, 5)))
+    p, g, m, v = (
+        platform.transpose(make(x.T.copy(), "float32"), 0, 1) if name in turned else make(x, "float32")
+        for name, x in values.items()
+    )
     numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.01}
-    grads = [platform.transpose(make(g, "float32"), 0, 1)]
-    platform.adamw_(lists[0], grads, *lists[1:], [], step=1, fused=fused, **numbers)
-    expected = by_numpy(p, g.T, 0 * p, 0 * p, None, 1, maximize=False, **numbers)
-    for (found,), wanted in zip(lists, expected[:3], strict=True):
+    platform.adamw_([p], [g], [m], [v], [], step=1, fused=fused, **numbers)
+    expected = by_numpy(*values.values(), None, 1, maximize=False, **numbers)
+    for found, wanted in zip((p, m, v), expected[:3], strict=True):
         near(found, wanted)
 
 

@@ -45,16 +45,22 @@ class TorchUpdateOps:
         before = version_before(params)
         with torch.no_grad():
             if params[0].is_cuda if fused is None else fused:
-                # The kernel of cuda refuses lists whose strides differ, as those of tensors without elements may.
+                # The kernel of cuda refuses lists whose strides differ, as those of tensors without elements may. That of the cpu
+                # does not look at strides.
                 some = [at for at, p in enumerate(params) if p.numel()]
                 lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-                p, g, m, v, tops = ([xs[at] for at in some] if xs else [] for xs in lists)
+                p, *given = ([xs[at] for at in some] if xs else [] for xs in lists)
                 if some:
                     count = torch.full((), float(step), dtype=torch.float32, device=params[0].device)
                     numbers = {"beta1": beta1, "beta2": beta2, "eps": eps, "maximize": maximize}
-                    numbers["amsgrad"] = len(tops) > 0
-                    g = [_laid_out_as(x, param) for x, param in zip(g, p, strict=True)]
+                    numbers["amsgrad"] = len(given[-1]) > 0
+                    laid = [[_laid_out_as(x, param) for x, param in zip(xs, p, strict=False)] for xs in given]
+                    g, m, v, tops = laid
                     _fused(p, g, m, v, tops, [count] * len(p), lr, weight_decay, numbers)
+                    for xs, copies in zip(given[1:], laid[1:], strict=True):
+                        for x, copied in zip(xs, copies, strict=True):
+                            if copied is not x:
+                                x.copy_(copied)
             else:
                 # The operations of torch.optim.AdamW(foreach=False) in their order, each over the whole list. A tensor of a
                 # learning rate stays one, and is read at the end only.
