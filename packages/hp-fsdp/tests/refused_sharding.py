@@ -18,6 +18,12 @@ def set_gradient(world: World, model: Model) -> None:
     world.platform.set_grad(weight, world.platform.zeros_like(world.platform.detach(weight)))
 
 
+def set_same_memory(world: World, model: Model) -> None:
+    """A tie that is none: another parameter over the memory of one."""
+    weight = world.platform.detach(model.blocks[0].inner.weight)
+    world.platform.set_parameter(model.blocks[1].inner, "weight", world.platform.parameter(weight))
+
+
 def set_dtensor(world: World, model: Model, mesh: Any) -> None:
     """Let the head's weight be one."""
     weight = distribute_tensor(world.platform.detach(model.head.weight), mesh, [Replicate()])
@@ -64,6 +70,11 @@ CALLS: dict[str, Call] = {
         shard,
         r"parameter 'blocks\.1\.inner\.weight' of Model has a gradient of its whole shape: clear it",
         before=set_gradient,
+    ),
+    "two parameters in one memory": Call(
+        shard,
+        r"parameters 'blocks\.0\.inner\.weight' and 'blocks\.1\.inner\.weight' are two that lie in the same memory, .*be one parameter",
+        before=set_same_memory,
     ),
     # --- the mesh
     "mesh that is none": Call(

@@ -94,7 +94,7 @@ def fully_shard(
     GPUs up to 62 MiB for gathers and 62 MiB for reductions, for each dtype in use (``memory_plan(model).peers``).
 
     Errors: ValueError for a module that is none, is sharded already, or is a list or dict without a forward; for a mesh that does not fit; for a
-    parameter that has a gradient, or is sharded by a unit outside of the module: the message names it. NotImplementedError
+    parameter that has a gradient, lies in another's memory, or is sharded by a unit outside of the module: the message names it. NotImplementedError
     where the framework cannot free memory below a tensor. In a forward that records, RuntimeError with the names of parameters that
     train and were added after this call (looked for at the first one, in torch also when modules were given more since). In backward, RuntimeError
     if parameters were written since forward (as far as the framework counts writes).
@@ -149,6 +149,7 @@ def fully_shard(
         for parameter, owners in found.new
     ]
     params = [*(param for _, param, _ in found.shared), *new]
+    _check_memory(platform, new)
     _check_complex(platform, params, places)
     _check_extensions(params, options)
     _check_fusion(platform, params, places, options)
@@ -174,6 +175,21 @@ def _take_over(unit: Unit, found: Findings, new: list[ManagedParameter]) -> None
     left = [ManagedParameter(unit.platform, each, owners, None, stays=True) for each, owners in found.left]
     unit.add([*(param for _, param, _ in found.shared), *left], whole=False)
     unit.add(new, whole=True)
+
+
+def _check_memory(platform: Platform, new: list[ManagedParameter]) -> None:
+    """That those that are cut are not several parameters over one memory, whose pieces would go different ways."""
+    seen: dict[int, ManagedParameter] = {}
+    for param in new:
+        if param.dim is None or param.is_extended or not param.own_numel:
+            continue
+        address = platform.data_ptr(param.origin.local(param.parameter))
+        other = seen.setdefault(address, param)
+        if address and other is not param and (param.trains or other.trains):  # 0: on the meta device
+            raise ValueError(
+                f"parameters {other.name!r} and {param.name!r} are two that lie in the same memory, and each would get pieces of its own: let "
+                "them be one parameter that hangs in both places (a.weight = b.weight), or give one of them memory of its own"
+            )
 
 
 def _check_complex(platform: Platform, params: list[ManagedParameter], places: Places) -> None:
