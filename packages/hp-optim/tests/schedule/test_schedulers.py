@@ -141,6 +141,26 @@ def test_a_rate_that_is_a_tensor_is_written_in_place(world: World) -> None:
     assert schedulers.state_dict()["adamw"]["base_lrs"] == [2.0, 1.0]
 
 
+@distributed(world_size=1)
+def test_a_tensor_that_is_the_rate_of_several_has_one_initial_rate(world: World) -> None:
+    platform = world.platform
+    rate = platform.full((), 2.0, "float32", world.device)
+    optimizers = SimpleNamespace(optimizers_dict={"adamw": AdamW(rate, rate), "muon": Muon(rate)})
+    schedulers = get_hyper_lr_scheduler(optimizers, **{**OPTIONS, "warmup_steps": 2})
+    after(schedulers, 1)
+    optimizers.optimizers_dict["adamw"].param_groups.append({"lr": rate})
+    after(schedulers, 1)
+    assert schedulers.get_last_lr() == [2.0] * 4
+    assert float(platform.to_numpy(rate)) == 2.0
+
+
+def test_a_wrong_optimizer_among_others_changes_nothing() -> None:
+    first = AdamW(1.0)
+    with pytest.raises(ValueError, match="which object has not"):
+        get_hyper_lr_scheduler([first, object()], **{**OPTIONS, "warmup_steps": 2})
+    assert first.param_groups == [{"lr": 1.0}]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "style": ({"decay_style": "cosin"}, "decay_style is 'cosin'; it is one of 'constant', 'linear', 'cosine', 'WSD'"),
     "shape": ({"lr_wsd_decay_style": "sqrt"}, "lr_wsd_decay_style is 'sqrt'; it is one of 'linear', 'cosine', 'exponential', 'minus_sqrt'"),

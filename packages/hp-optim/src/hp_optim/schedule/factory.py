@@ -7,7 +7,7 @@ from typing import Any
 
 from hp_optim.schedule.config import ScheduleConfig
 from hp_optim.schedule.container import LRSchedulersContainer
-from hp_optim.schedule.lr_scheduler import LRScheduler
+from hp_optim.schedule.lr_scheduler import LRScheduler, groups_of, keep_initial_rates
 
 
 def get_hyper_lr_scheduler(
@@ -70,6 +70,8 @@ def get_hyper_lr_scheduler(
         lr_wsd_decay_style=lr_wsd_decay_style,
     )
     named = _named(optimizer)
+    # Of all of them before the first one's rates are set: they may share a tensor.
+    keep_initial_rates([group for each in named.values() for group in groups_of(each)])
     return LRSchedulersContainer(
         {
             name: LRScheduler(each, config, override=override_opt_param_scheduler)

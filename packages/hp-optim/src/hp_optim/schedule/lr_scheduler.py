@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
 from hp_optim.schedule.config import ScheduleConfig
 from hp_platform.platform import get_platform
+
+INITIAL: Final = "initial_lr"
+"""Key of a group, as torch's schedulers call it."""
 
 
 class LRScheduler:
@@ -33,11 +36,7 @@ class LRScheduler:
     """
 
     def __init__(self, optimizer: Any, config: ScheduleConfig, *, override: bool = False) -> None:
-        if not isinstance(getattr(optimizer, "param_groups", None), (list, tuple)):
-            raise ValueError(
-                f"a schedule sets the learning rates of param_groups, which {type(optimizer).__name__} has not: give an optimizer of "
-                "hp_optim or torch.optim, or any object with a list of dicts under that name"
-            )
+        groups_of(optimizer)
         self.optimizer = optimizer
         self.config = config
         self.override = override
@@ -106,14 +105,41 @@ class LRScheduler:
 
     def _set_rates(self) -> None:
         groups = self.optimizer.param_groups
-        for group in groups[len(self.base_lrs) :]:
-            self.base_lrs.append(_as_number(group.setdefault("initial_lr", _as_number(group["lr"]))))
+        keep_initial_rates(groups)
+        self.base_lrs.extend(_as_number(group[INITIAL]) for group in groups[len(self.base_lrs) :])
         self._last_lr = self.get_lr()[: len(groups)]
         for group, rate in zip(groups, self._last_lr, strict=True):
             if isinstance(group["lr"], Real):
                 group["lr"] = rate
             else:
                 get_platform().fill_(group["lr"], rate)
+
+
+def groups_of(optimizer: Any) -> Sequence[dict[str, Any]]:
+    """Its groups. ValueError if it has none."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, (list, tuple)):
+        raise ValueError(
+            f"a schedule sets the learning rates of param_groups, which {type(optimizer).__name__} has not: give an optimizer of "
+            "hp_optim or torch.optim, or any object with a list of dicts under that name"
+        )
+    return groups
+
+
+def keep_initial_rates(groups: Iterable[dict[str, Any]]) -> None:
+    """``group["initial_lr"]`` is the rate of a group that has none yet; a tensor that groups share as their rate has one for all of them,
+    which is not what a schedule has written there since.
+    """
+    of_tensors: dict[int, Any] = {}
+    new = []
+    for group in groups:
+        if INITIAL not in group:
+            new.append(group)
+        elif not isinstance(group["lr"], Real):
+            of_tensors[id(group["lr"])] = group[INITIAL]
+    for group in new:
+        known = of_tensors.get(id(group["lr"]))
+        group[INITIAL] = _as_number(group["lr"] if known is None else known)
 
 
 class _Watch:
