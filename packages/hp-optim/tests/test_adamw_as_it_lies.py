@@ -97,6 +97,33 @@ def test_another_dict_of_state_is_the_one_that_counts(world: World) -> None:
     assert whole(world, optimizer.state[parameter]["exp_avg"]).tolist() == [0.5, -0.5]
 
 
+@pytest.mark.parametrize("offload_state", [False, True])
+@distributed(world_size=1)
+def test_state_of_a_run_in_a_narrower_dtype_is_widened_and_rounds_no_parameter(
+    world: World, offload_state: bool
+) -> None:
+    platform = world.platform
+    narrow = platform.parameter(platform.tensor(np.ones(5), "bfloat16", world.device))
+    platform.set_grad(narrow, platform.tensor(np.linspace(-1, 1, 5), "bfloat16", world.device))
+    before = AdamW([narrow], amsgrad=True)
+    before.step()
+    value = 1 + np.arange(5.0) / 1000  # which bfloat16 would round to 1
+    parameter = platform.parameter(tensor(world, value))
+    optimizer = AdamW([parameter], amsgrad=True, offload_state=offload_state)
+    optimizer.load_state_dict(before.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.0
+    platform.set_grad(parameter, tensor(world, np.ones(5)))
+    optimizer.step()
+    np.testing.assert_array_equal(whole(world, parameter), value.astype("float32"))
+    for key, found in optimizer.state[parameter].items():
+        assert platform.dtype_name(found.dtype) == "float32"
+        old = platform.to_numpy(platform.cast(before.state[narrow][key], "float32"))
+        beta = 0.9 if key == "exp_avg" else 0.999
+        wanted = old + (1 - old) * (1 - beta)
+        wanted = np.maximum(old, wanted) if key == "max_exp_avg_sq" else wanted
+        np.testing.assert_allclose(whole(world, found), wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.parametrize("fused", [False, None])
 @distributed(world_size=1)

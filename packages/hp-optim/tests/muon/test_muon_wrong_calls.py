@@ -194,3 +194,20 @@ def test_gradients_in_a_wider_dtype_are_kept_in_it(world: World) -> None:
     optimizer.step()
     assert platform.dtype_name(optimizer.state[weight]["momentum_buffer"].dtype) == "float32"
     assert platform.dtype_name(weight.dtype) == "bfloat16"
+
+
+@distributed(world_size=1, backends=["torch", "cuda"])
+def test_momentum_of_a_run_in_a_narrower_dtype_is_widened(world: World) -> None:
+    platform = world.platform
+    narrow = platform.parameter(platform.full((4, 3), 1.0, "bfloat16", world.device))
+    platform.set_grad(narrow, platform.full((4, 3), 1.0, "bfloat16", world.device))
+    before = Muon([narrow])
+    before.step()
+    weight, gradient = parameter(4, 3), np.arange(12.0, dtype="float32").reshape(4, 3) / 1000
+    platform.set_grad(weight, platform.tensor(gradient, "float32", world.device))
+    optimizer = Muon([weight])
+    optimizer.load_state_dict(before.state_dict())
+    optimizer.step()
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    assert platform.dtype_name(momentum.dtype) == "float32"
+    np.testing.assert_allclose(platform.to_numpy(momentum), 0.95 + gradient, rtol=1e-6)

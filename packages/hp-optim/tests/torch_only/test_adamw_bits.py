@@ -108,6 +108,35 @@ def test_the_fused_kernel_steps_parameters_that_lie_in_any_order(world: World, a
             torch.testing.assert_close(value, others.state[b][key])
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [(torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16)], ids=str
+)
+@distributed(world_size=1)
+def test_a_parameter_that_became_wider_than_its_state_is_not_rounded_to_it(
+    world: World, before: torch.dtype, after: torch.dtype
+) -> None:
+    model = torch.nn.Linear(4, 3).to(world.device, before)
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.to(after)
+    # float16 has none of them.
+    value = torch.tensor([2.0**-30, 1 + 2.0**-7, 3e10], device=world.device).to(after)
+    with torch.no_grad():
+        model.bias.copy_(value)
+    model.bias.grad = torch.zeros_like(model.bias)
+    optimizer.param_groups[0]["lr"] = 0.0
+    moments = [optimizer.state[model.bias][key].clone() for key in ("exp_avg", "exp_avg_sq")]
+    optimizer.step()
+    assert torch.equal(model.bias.detach(), value)
+    for key, moment, beta in zip(("exp_avg", "exp_avg_sq"), moments, (0.9, 0.999), strict=True):
+        found = optimizer.state[model.bias][key]
+        assert found.dtype is before
+        torch.testing.assert_close(found.float(), moment.float() * beta, rtol=2.0**-8, atol=0)
+
+
 @distributed(world_size=1)
 def test_the_state_of_torchs_own_is_taken_over_with_its_counts(world: World) -> None:
     twins = Twins(world, torch.float32)

@@ -28,6 +28,16 @@ def state_dtype(platform: Platform, parameter: Tensor, gradient: Tensor) -> Any:
     return other if platform.itemsize(other) > platform.itemsize(own) else own
 
 
+def computed_dtype(platform: Platform, parameter: Any, state: Any) -> Any:
+    """In which a step is made of a parameter and state of these dtypes: neither is rounded to the other's."""
+    if parameter == state:
+        return state
+    own, other = platform.itemsize(parameter), platform.itemsize(state)
+    if own == other:  # bfloat16 and float16
+        return platform.dtype("float32")
+    return parameter if own > other else state
+
+
 class Launches:
     """The tensors of one step of a group."""
 
@@ -69,19 +79,21 @@ class Launches:
                 streamed.run(partial(self._update, count, dtype))
 
     def _update(self, count: int, dtype: Any, beside: Lists, state: Lists) -> None:
-        """In the dtype of the state: a narrower parameter is widened for it, and the result rounded once."""
+        """In the wider dtype, mostly that of the state: what is narrower is widened for it, and the result rounded once."""
         platform, group, (params, grads) = self.platform, self.group, beside
-        is_narrow = params[0].dtype != dtype
-        targets = platform.foreach_cast(params, dtype) if is_narrow else params
-        if any(grad.dtype != dtype for grad in grads):
-            grads = platform.foreach_cast(grads, dtype)
+        wide = computed_dtype(platform, params[0].dtype, dtype)
+        is_narrow = params[0].dtype != wide
+        targets = platform.foreach_cast(params, wide) if is_narrow else params
+        if any(grad.dtype != wide for grad in grads):
+            grads = platform.foreach_cast(grads, wide)
+        moved = state if dtype == wide else [platform.foreach_cast(xs, wide) for xs in state]
         beta1, beta2 = group["betas"]
         platform.adamw_(
             targets,
             grads,
-            state[0],
-            state[1],
-            state[2] if len(state) > 2 else (),
+            moved[0],
+            moved[1],
+            moved[2] if len(moved) > 2 else (),
             step=count,
             lr=group["lr"],
             beta1=beta1,
@@ -93,3 +105,6 @@ class Launches:
         )
         if is_narrow:
             platform.foreach_copy_(params, targets)
+        if moved is not state:
+            for xs, values in zip(state, moved, strict=True):
+                platform.foreach_copy_(xs, values)

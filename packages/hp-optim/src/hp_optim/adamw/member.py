@@ -117,7 +117,11 @@ class Member:
                 and tuple(value.placements) != tuple(wanted)
             ):
                 entry[key] = value = self._replaced(value)
-            local = local_of(value)
+            local, own = local_of(value), local_of(parameter).dtype
+            if platform.itemsize(local.dtype) < platform.itemsize(own):  # of a run in another precision
+                self.home.landed()
+                local = platform.cast(local, own)
+                entry[key] = value = like(value, local)
             settled = self.home.settled(local, self.device)
             if settled is not local:
                 entry[key] = like(value, settled)

@@ -236,7 +236,7 @@ class MuonSteps(OptimizerSteps):
                         rates[storage] = placed.rate_on(platform, group["lr"], storage)
                         ways[storage] = home.transfers(storage)
                     own = own_gradient("Muon", parameter, gradient)
-                    momentum = placed.momentum_of(home, entries[parameter], parameter, own, storage)
+                    momentum = placed.momentum_of(platform, home, entries[parameter], parameter, own, storage)
                     kept = momentum.dtype
                     way = ways[storage]
                     if way is not None:

@@ -32,12 +32,21 @@ def rate_on(platform: Platform, lr: Any, device: str) -> Any:
 
 
 def momentum_of(
-    home: StateHome, state: dict[str, Any], parameter: Any, gradient: Tensor, storage: str
+    platform: Platform,
+    home: StateHome,
+    state: dict[str, Any],
+    parameter: Any,
+    gradient: Tensor,
+    storage: str,
 ) -> Tensor:
-    """The local momentum, where it belongs for a parameter on ``storage``; made with the first gradient."""
+    """The local momentum, where it belongs for a parameter on ``storage``; made with the first gradient, and never narrower."""
     if BUFFER not in state:
         state[BUFFER] = like(parameter, home.zeros(tuple(gradient.shape), gradient.dtype, storage))
     held = local_of(state[BUFFER])
+    if held.dtype != gradient.dtype and platform.itemsize(held.dtype) < platform.itemsize(gradient.dtype):
+        home.landed()
+        held = platform.cast(held, gradient.dtype)
+        state[BUFFER] = like(parameter, held)
     settled = home.settled(held, storage)
     if settled is not held:
         state[BUFFER] = like(parameter, settled)
