@@ -47,6 +47,11 @@ def _used_twice(p: Any, t: Tensors) -> Any:
     return (t["x"] * t["w"]).sum() + (t["w"] * t["w"]).sum()
 
 
+def _put_together(p: Any, t: Tensors) -> Any:
+    scaled = t["x"] * t["w"]
+    return _mean_of_squares(p.cat([scaled, scaled * 2], 1))
+
+
 # Name -> (program, shapes, placements on a line of ranks, launches of backward on two ranks).
 PROGRAMS: dict[
     str, tuple[Callable[[Any, Tensors], Any], dict[str, tuple[tuple[int, ...], Placement]], dict[str, int]]
@@ -81,6 +86,11 @@ PROGRAMS: dict[
     "used differently by broadcasting": (
         _used_twice,
         {"x": ((5, 4), S1), "w": ((5, 1), R)},
+        {"all_reduce": 1},
+    ),
+    "put together where ranks hold nothing": (
+        _put_together,
+        {"x": ((1, 4), S0), "w": ((4,), R)},
         {"all_reduce": 1},
     ),
 }

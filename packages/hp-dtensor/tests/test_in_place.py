@@ -99,6 +99,8 @@ def test_writing_into_what_would_be_a_view_reaches_the_tensor_or_is_refused(worl
         "a row": lambda x: x[0],
         "a view of it": lambda x: x[0].view(3, 1),
         "half": lambda x: x.narrow(0, 1, 2),
+        "a view like another tensor": lambda x: x.view_as(world.platform.reshape(whole, (3, 5))),
+        "windows": lambda x: x.unfold(0, 2, 2),
     }
     for name, view in reaches.items():
         x, plain = distribute_tensor(whole, mesh, [Shard(0)]), world.platform.clone(whole)

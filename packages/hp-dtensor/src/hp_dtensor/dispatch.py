@@ -137,7 +137,9 @@ def build_dispatch(
                 if result is NotImplemented:
                     return result  # an operator beside what it does not know: Python goes on with the other's
                 remember(plans, tuple(key), plan)
-                return as_view(result, first, plan, function, args, tensor_class) if rule.views else result
+                return (
+                    as_view(result, first, plan, rule, function, args, tensor_class) if rule.views else result
+                )
             if plan.is_simple:
                 result = function(*local, **kwargs) if kwargs else function(*local)
                 # What changes nothing returns the same object, with the marks that it has.
@@ -145,7 +147,7 @@ def build_dispatch(
                     return first
                 result = wrap(result, plan.output)
                 if rule.views and getattr(first, "_copy_of_view", None):
-                    return as_view(result, first, plan, function, args, tensor_class)
+                    return as_view(result, first, plan, rule, function, args, tensor_class)
                 return result
             if plan.is_direct and not rule.in_place:
                 result = plan.run(*local, **kwargs) if kwargs else plan.run(*local)
@@ -153,10 +155,10 @@ def build_dispatch(
                     return first
                 result = wrap(result, plan.output if plan.of_truths is None else plan.spec_of(result))
                 if rule.views and getattr(first, "_copy_of_view", None):
-                    return as_view(result, first, plan, function, args, tensor_class)
+                    return as_view(result, first, plan, rule, function, args, tensor_class)
                 return result
             result = run_on_dtensors(plan, rule, function, args, local, kwargs or {})
-            return as_view(result, first, plan, function, args, tensor_class) if rule.views else result
+            return as_view(result, first, plan, rule, function, args, tensor_class) if rule.views else result
         except Exception as error:
             tell_module(error)
             raise

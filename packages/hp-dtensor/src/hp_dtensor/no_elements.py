@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from hp_dtensor.nest import leaves, rebuilt
 from hp_platform import get_platform
 from hp_platform.on_platform import once
 
@@ -34,12 +35,18 @@ def without_elements(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def zeros_from(like: Tensor, inputs: Sequence[Any]) -> Tensor:
-    """Zeros like ``like``, computed from ``inputs`` as far as gradients go: each gets zeros."""
+    """Zeros like ``like``, computed from ``inputs`` as far as gradients go: each gets zeros. Tensors may stand in lists."""
     platform: Any = get_platform()
-    tensors = [x for x in inputs if platform.is_tensor(x) and platform.requires_grad(x)]
+    tensors = _recorded(inputs)
     if not (tensors and has_gradients(like) and platform.is_grad_enabled()):
         return platform.zeros_like(like)
     return _functions().ZerosFrom.apply(like, *tensors)
+
+
+def _recorded(inputs: Sequence[Any]) -> list[Tensor]:
+    """Those that ask for a gradient, also in lists."""
+    platform: Any = get_platform()
+    return [x for x in leaves(list(inputs)) if platform.is_tensor(x) and platform.requires_grad(x)]
 
 
 def meeting(result: Any, inputs: Sequence[Any]) -> Any:
@@ -50,13 +57,11 @@ def meeting(result: Any, inputs: Sequence[Any]) -> Any:
     platform: Any = get_platform()
     if not platform.is_grad_enabled():
         return result
-    flat = (x for arg in inputs for x in (arg if isinstance(arg, (list, tuple)) else (arg,)))
-    tensors = [x for x in flat if platform.is_tensor(x) and platform.requires_grad(x)]
+    tensors = _recorded(inputs)
     if not tensors:
         return result
     if isinstance(result, (list, tuple)):
-        make = getattr(type(result), "_make", type(result))
-        return make([_met(x, tensors) for x in result])
+        return rebuilt(result, [_met(x, tensors) for x in result])
     return _met(result, tensors)
 
 

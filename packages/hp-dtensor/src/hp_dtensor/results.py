@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_dtensor.errors import name_of
+from hp_dtensor.nest import rebuilt
 from hp_dtensor.placements import REPLICATE
 from hp_dtensor.plan import Plan
 from hp_dtensor.rules.registry import Rule
 from hp_dtensor.spec import Spec, make_spec
 from hp_dtensor.tensor_type import TensorType
 
+_SUBSCRIPT = "getitem"
+"""The rule whose results are no views where tensors say which elements are taken."""
+
 
 def wrapped(result: Any, plan: Plan, rule: Rule, function: Any, of: TensorType) -> Any:
     """What ``plan`` gave, as DTensors where it says so. RuntimeError for a piece of another shape than the plan's."""
     if plan.outputs is not None:
         paired = zip(result, plan.outputs, strict=True)
-        return _like(result, [_checked(x, spec, rule, function, of) for x, spec in paired])
+        return rebuilt(result, [_checked(x, spec, rule, function, of) for x, spec in paired])
     if plan.output is None:
         return result if plan.whole_on is None else _wholes(result, plan.whole_on, of)
     _check_shape(result, plan.output, rule, function)
@@ -25,10 +29,10 @@ def wrapped(result: Any, plan: Plan, rule: Rule, function: Any, of: TensorType) 
 
 
 def as_view(
-    result: Any, first: Any, plan: Plan, function: Any, args: Sequence[Any], tensor_class: Any
+    result: Any, first: Any, plan: Plan, rule: Rule, function: Any, args: Sequence[Any], tensor_class: Any
 ) -> Any:
     """Results of an operation whose unsharded results are views. Where they are copies, since pieces moved, they know it."""
-    if sum(isinstance(arg, tensor_class) for arg in args) != 1:
+    if rule.name == _SUBSCRIPT and sum(isinstance(arg, tensor_class) for arg in args) != 1:
         return result
     source = getattr(first, "_copy_of_view", None)
     for x in result if isinstance(result, (list, tuple)) else (result,):
@@ -40,7 +44,7 @@ def as_view(
 def _wholes(result: Any, mesh: Any, of: TensorType) -> Any:
     """Results that every rank has whole."""
     if isinstance(result, (list, tuple)):
-        return _like(result, [_wholes(x, mesh, of) for x in result])
+        return rebuilt(result, [_wholes(x, mesh, of) for x in result])
     if not isinstance(result, of.plain):
         return result
     return of.wrap(result, make_spec(mesh, (REPLICATE,) * len(mesh.shape), tuple(result.shape)))
@@ -59,9 +63,3 @@ def _check_shape(result: Any, spec: Spec, rule: Rule, function: Any) -> None:
             f"{name_of(function)} gave a local tensor of shape {tuple(result.shape)} where rule {rule.name!r} "
             f"expects {spec.local_shape} (for {spec}): the rule does not fit the function"
         )
-
-
-def _like(result: Any, values: list[Any]) -> Any:
-    """``values`` in a container as the framework's function gives it: a tuple, a list or a tuple with names."""
-    make = getattr(type(result), "_make", type(result))
-    return make(values)

@@ -1,6 +1,7 @@
 """Complex numbers, tensors without dims, and tensors given by names that are not those of their rule."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from hp_dtensor import DTensor, Partial, distribute_tensor
-from hp_platform.testing import World, distributed
+from hp_platform.testing import World, assert_parity, distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from placed_tensors import S0, S1, TORCH, R, assert_equal, make_mesh, whole_of
@@ -117,6 +118,98 @@ def test_tensors_are_given_by_the_names_that_functions_have_for_them(name: str, 
             assert (g is None) == (wanted is None) or not g.full_tensor().any()
             if wanted is not None:
                 assert_equal(g, wanted, f"gradient of {name} at {at}")
+
+
+AT_THE_ONLY_PLACE: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "transpose": lambda x, at, y: x.transpose(0, -1),
+    "gather": lambda x, at, y: x.gather(0, at),
+    "index_select": lambda x, at, y: x.index_select(-1, at),
+    "scatter": lambda x, at, y: x.scatter(0, at, 2.0),
+    "scatter_add": lambda x, at, y: x.scatter_add(0, at, y.expand(at.shape)),
+    "index_add": lambda x, at, y: x.index_add(0, at, y),
+    "index_copy": lambda x, at, y: x.index_copy(0, at, y),
+    "index_fill": lambda x, at, y: x.index_fill(0, at, 3.0),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_ONLY_PLACE)
+@distributed(2, backends=TORCH)
+def test_numbers_name_the_only_place_of_a_tensor_without_dims(name: str, world: World) -> None:
+    call, x, y = AT_THE_ONLY_PLACE[name], whole_of(world, 1)[0], whole_of(world, 2)[0]
+    for of_numbers in ((), (1,)):
+        at = torch.zeros(of_numbers, dtype=torch.int64, device=world.device)
+        plain = [t.clone().requires_grad_() for t in (x, y)]
+        expected = call(plain[0], at, plain[1])
+        grads = torch.autograd.grad(expected.sum() * 3, plain, allow_unused=True)
+        for place in (R, S0) if of_numbers else (R,):
+            given = [distribute_tensor(t, make_mesh(world), [R]).requires_grad_() for t in (x, y)]
+            found = call(given[0], distribute_tensor(at, make_mesh(world), [place]), given[1])
+            assert_equal(found, expected, f"{name} at {place}")
+            for own, wanted in zip(
+                torch.autograd.grad(found.sum() * 3, given, allow_unused=True), grads, strict=True
+            ):
+                assert (own is None) == (wanted is None)
+                if wanted is not None:
+                    assert_equal(own, wanted, f"gradient of {name} at {place}")
+    vector = distribute_tensor(whole_of(world, 3), make_mesh(world), [S0])
+    assert_equal(vector.gather(0, torch.tensor(2, device=world.device)), whole_of(world, 3)[2])
+
+
+@distributed(2, backends=TORCH)
+def test_a_dim_of_a_tensor_without_dims_is_named(world: World) -> None:
+    x = distribute_tensor(whole_of(world, 1)[0], make_mesh(world), [R])
+    for call in (lambda: x.unflatten(0, (1, 1)), lambda: x.narrow(0, 0, 1), lambda: x.roll(1, 0)):
+        with pytest.raises(ValueError, match=r"dim 0 of a tensor without dims: .* unsqueeze\(0\)"):
+            call()
+
+
+@distributed((2, 3), backends=TORCH)
+def test_means_of_summands_that_are_integers_are_refused(world: World) -> None:
+    whole = torch.arange(12, device=world.device).reshape(1, 3, 4)
+    at = torch.tensor([0, 0, 1], device=world.device)
+    calls: dict[str, Callable[[Any], Any]] = {
+        "index_reduce": lambda x: x.index_reduce(1, at, x, "mean"),
+        "scatter_reduce": lambda x: x.scatter_reduce(1, at.reshape(1, 3, 1).expand(1, 3, 4), x, "mean"),
+    }
+    if world.device_type == "cpu":  # no other device pools integers
+        calls["avg_pool1d"] = lambda x: F.avg_pool1d(x, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="index_reduce", category=UserWarning)
+        for name, call in calls.items():
+            summands = distribute_tensor(whole, make_mesh(world), [Partial()])
+            with pytest.raises(
+                ValueError, match=r"a mean of int64 is rounded.* call reduce_partial\(\) before"
+            ):
+                call(summands)
+            assert_parity(call(summands.reduce_partial()), call(whole), exact=True, name=name)
+            pieces = distribute_tensor(whole, make_mesh(world), [S1])
+            assert_parity(call(pieces), call(whole), exact=True, name=name)
+            assert call(summands.double()).placements == (Partial(),)
+
+
+@distributed(2, backends=TORCH)
+def test_a_memory_format_is_that_of_the_pieces(world: World) -> None:
+    whole = whole_of(world, 4, 3, 2, 5)
+    for at in (S0, S1, R):
+        x = distribute_tensor(whole, make_mesh(world), [at])
+        y = x.to(memory_format=torch.channels_last)
+        if at != S1:  # of one channel torch says both
+            assert y.stride() == whole.to(memory_format=torch.channels_last).stride()
+        assert y.to_local().is_contiguous(memory_format=torch.channels_last)
+        assert y.to(memory_format=torch.channels_last) is y
+        assert x.to(memory_format=torch.preserve_format) is x
+        assert_equal(x.to(world.device, torch.float32, memory_format=torch.channels_last), whole.float())
+        assert_equal(y, whole)
+
+
+@distributed(2, backends=TORCH)
+def test_what_has_no_elements_still_asks_for_gradients(world: World) -> None:
+    x = distribute_tensor(whole_of(world, 0, 3), make_mesh(world), [S0]).requires_grad_()
+    for call in (lambda x: torch.cat([x, x]), lambda x: torch.stack([x, x]), lambda x: x * 2):
+        y = call(x)
+        assert y.requires_grad
+        y.sum().backward()
+        assert x.grad.shape == (0, 3)
 
 
 @distributed(2, backends=TORCH)

@@ -1,6 +1,7 @@
 """Rules of products, layers and matrix functions, by torch's own functions: values and gradients, in float64."""
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,17 @@ case("vecdot", torch.linalg.vecdot, t(5, 2), t(3, 5, 2), dim=-2)
 case("kron", torch.kron, t(2, 3), t(5, 1))
 case("kron", torch.kron, t(3), t(2, 2))
 case("kron", torch.kron, t(8, 3), t(3, 1))
+
+
+def cross_along_the_first_dim_of_three(x: Any, y: Any, **dim: int) -> Any:
+    """torch.cross without a dim, of which torch says that its meaning will change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cross(x, y, **dim)
+
+
 case("cross", torch.cross, t(3, 5), t(3, 5), 0)
+case("cross", cross_along_the_first_dim_of_three, t(5, 3), t(5, 3))  # pieces of 3 rows
 case("linalg_cross", torch.linalg.cross, t(5, 3), t(1, 3))
 case("linalg_cross", torch.linalg.cross, t(3, 2), t(3, 2), dim=0)
 case("multi_dot", torch.linalg.multi_dot, (t(5, 3), t(3, 2), t(2, 8)))
@@ -169,6 +180,8 @@ case("solve", regular(torch.linalg.solve), t(2, 3, 3), t(2, 3, 5))
 case("solve", regular(torch.linalg.solve), t(2, 3, 3), t(1, 3, 5))
 case("solve", regular(torch.linalg.solve), t(5, 3, 3), t(5, 3))
 case("solve", regular(torch.linalg.solve), t(3, 3), t(3))
+case("solve", regular(torch.linalg.solve), t(5, 3, 3), t(3, 3))  # pieces of 3 matrices
+case("solve", regular(torch.linalg.solve_triangular), t(3, 3, 3), t(3, 3), upper=True)
 case("solve", regular(torch.linalg.solve), t(3, 3), t(5, 3), left=False)
 case(
     "cholesky_solve",

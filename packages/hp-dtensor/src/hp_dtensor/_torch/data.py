@@ -18,6 +18,7 @@ class DataMethods(DTensorBase):
 
     if TYPE_CHECKING:
         clone: Any
+        contiguous: Any
         item: Any
 
         def _cast(self, dtype: torch.dtype) -> Any:
@@ -63,11 +64,14 @@ class DataMethods(DTensorBase):
         args = tuple(x._local if isinstance(x, DTensorBase) else x for x in args)
         flags = [x for x in args if isinstance(x, bool)] + [False, False]
         non_blocking, copy = (kwargs.get("non_blocking", flags[0]), kwargs.pop("copy", flags[1]))
+        memory_format = kwargs.pop("memory_format", None)
         # torch knows how to read the arguments: what it makes of a tensor without elements has the dtype and the device.
         like = torch.empty(0, dtype=self._local.dtype, device=self._local.device).to(*args, **kwargs)
         x: Any = self._cast(like.dtype)
         if like.device != x._local.device:
             x = self._wrap(x._local.to(like.device, non_blocking=non_blocking), x._spec)
+        if memory_format not in (None, torch.preserve_format):
+            x = x.contiguous(memory_format=memory_format)
         return x.clone() if copy and x is self else x
 
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:

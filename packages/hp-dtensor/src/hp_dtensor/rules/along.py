@@ -35,6 +35,20 @@ def dim_of(dim: Any, ndim: int) -> tuple[int, ...]:
     return dims_of(dim, ndim)
 
 
+def one_dim(dim: Any, ndim: int) -> int:
+    """One dim, not negative. ValueError if it is missing, or if there is none."""
+    if not ndim:
+        raise ValueError(f"dim {dim!r} of a tensor without dims: give it one with unsqueeze(0)")
+    (found,) = dims_of(dim, ndim)
+    return found
+
+
+def one_place(dim: Any, ndim: int) -> int:
+    """The same of an operation to which a tensor without dims is a vector of one element."""
+    (found,) = dims_of(dim, max(ndim, 1))
+    return found
+
+
 def keeps_sums(options: Sequence[Any]) -> bool:
     """Whether an operation stays linear with these options: none is given, or a floating dtype, which truncates no summand."""
     a_dtype = type(get_platform().dtype("float32"))

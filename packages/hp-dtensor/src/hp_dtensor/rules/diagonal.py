@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.rules.along import one_dim
 from hp_dtensor.rules.labels import Labelled, Operand, labelled
 from hp_dtensor.rules.rearrange import along
-from hp_dtensor.rules.reduction import dims_of
 from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import local_block
 
@@ -34,7 +34,7 @@ def triangle(x: Any, diagonal: int = 0) -> Outcome:
 @rule("diagonal", params=("input", ("offset", 0), ("dim1", 0), ("dim2", 1)), views=True)
 def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Outcome:
     """A diagonal of two dims, which becomes the last dim. Both are joined first."""
-    (a,), (b,) = dims_of(dim1, len(x.shape)), dims_of(dim2, len(x.shape))
+    a, b = (one_dim(dim, len(x.shape)) for dim in (dim1, dim2))
     if a == b or len(x.shape) < 2:
         raise ValueError(f"a diagonal needs two different dims, got {dim1} and {dim2} of shape {x.shape}")
     length = _length(x.shape[a], x.shape[b], offset)
@@ -52,7 +52,7 @@ def _length(rows: int, columns: int, offset: int) -> int:
 def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Outcome:
     """The last dim becomes a diagonal of two new dims."""
     ndim = len(x.shape) + 1
-    (a,), (b,) = dims_of(dim1, ndim), dims_of(dim2, ndim)
+    a, b = (one_dim(dim, ndim) for dim in (dim1, dim2))
     if a == b or not x.shape:
         raise ValueError(f"a diagonal needs two different dims, got {dim1} and {dim2}")
     labels = (*(f"dim {i}" for i in range(len(x.shape) - 1)), "")

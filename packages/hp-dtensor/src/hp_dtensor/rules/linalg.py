@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
+from hp_platform import get_platform
 
 Shape = tuple[int, ...]
 SizesOfResults = Callable[..., list[Shape]]
@@ -99,12 +101,14 @@ def _check_two(name: str, a: Any, b: Any) -> None:
 
 
 @rule("solve", params=("A", "B"))
-def solve(a: Any, b: Any, *, left: bool = True, **_: Any) -> Outcome:
-    """linalg.solve and linalg.solve_triangular: ``a x = b`` (or ``x a = b``); ``b`` may be a vector, or a batch of them.
+def solve(a: Any, b: Any, *, left: bool = True, **options: Any) -> Outcome:
+    """linalg.solve and linalg.solve_triangular: ``a x = b`` (or ``x a = b``).
 
-    Linear in ``b``, whose columns (or rows) may be cut.
+    ``b`` of the first may be a vector, or a batch of them; which it is, the global shapes say. Linear in ``b``, whose columns (or
+    rows) may be cut.
     """
-    if isinstance(a, Spec) and isinstance(b, Spec) and len(a.shape) >= 2:
+    is_triangular = "upper" in options
+    if isinstance(a, Spec) and isinstance(b, Spec) and len(a.shape) >= 2 and not is_triangular:
         is_vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and b.shape == a.shape[:-1])
         if is_vector:
             labels = numbered("batch", len(a.shape) - 2)
@@ -114,7 +118,18 @@ def solve(a: Any, b: Any, *, left: bool = True, **_: Any) -> Outcome:
             ]
             return labelled(operands, [Labelled((*labels, ""), a.shape[:-1])])
     _check_two("solve", a, b)
-    return _solved(a, b, (0, 1), ("", "right side") if left else ("right side", ""))
+    found = _solved(a, b, (0, 1), ("", "right side") if left else ("right side", ""))
+    if is_triangular or len(b.shape) != len(a.shape) - 1:
+        return found
+    # Of a piece of the batch the kernel might take the matrix for a batch of vectors; of one with a dim in front it cannot.
+    return replace(found, around=_with_a_batch)
+
+
+def _with_a_batch(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def run(a: Any, b: Any, *args: Any, **options: Any) -> Any:
+        return kernel(a, get_platform().reshape(b, (1, *b.shape)), *args, **options)
+
+    return run
 
 
 @rule("cholesky_solve", params=("B", "L", ("upper", False)))

@@ -11,10 +11,10 @@ from typing import Any
 
 from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.placements import PARTIAL, REPLICATE, Shard
+from hp_dtensor.rules.along import one_dim, one_place
 from hp_dtensor.rules.choice import Way
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, aligned, labelled, numbered
-from hp_dtensor.rules.reduction import dims_of
 from hp_dtensor.rules.refusals import checked, is_beyond
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec, local_block
@@ -81,7 +81,7 @@ def index_select(x: Any, dim: int, index: Any) -> Outcome:
     check_index(index)
     if len(index.shape) > 1:
         raise ValueError(f"index must be a vector, got shape {index.shape}")
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_place(dim, len(x.shape))
     if not x.shape:
         return labelled(
             [Operand(0, x, ()), Operand(2, index, ("",) * len(index.shape), Role.PLAIN)], [Labelled((), ())]
@@ -115,7 +115,7 @@ def slices_at(x: Any, indices: Any, dim: int = 0, batch_dims: int = 0) -> Outcom
     check_index(indices, "indices")
     if batch_dims:
         raise ValueError("batch_dims is not taken: use gather() with an index of the tensor's number of dims")
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     labels = tuple(f"dim {i}" if i != at else "" for i in range(len(x.shape)))
     names = numbered("index", len(indices.shape))
     result = Labelled(
@@ -143,7 +143,9 @@ def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Outcom
     check_index(index)
     if sparse_grad:
         raise ValueError("sparse gradients have no placements: leave sparse_grad out")
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_place(dim, len(x.shape))
+    if () in (x.shape, index.shape) and len(x.shape) + len(index.shape) < 2:
+        return _anywhere(x, index, index.shape, ("",) * len(index.shape), 2)
     if len(index.shape) != len(x.shape):
         raise ValueError(f"index needs the {len(x.shape)} dims of the tensor, got shape {index.shape}")
     if any(i != at and n > m for i, (n, m) in enumerate(zip(index.shape, x.shape, strict=True))):
@@ -160,10 +162,8 @@ def _gathered(x: Spec, at: int, index: Spec) -> Outcome:
     found = labelled(
         [Operand(0, x, labels), Operand(2, index, of_index, Role.PLAIN)],
         [Labelled(of_index, index.shape)],
-        more_ways=[Way((Shard(at), REPLICATE), PARTIAL)] if x.shape else (),
+        more_ways=[Way((Shard(at), REPLICATE), PARTIAL)],
     )
-    if not x.shape:
-        return found
     found = checked(found, {2: x.shape[at]})
     if not is_cut(found, 0, at):
         return found
@@ -191,7 +191,7 @@ def take_along_dim(x: Any, indices: Any, dim: Any = None) -> Outcome:
             count = count * n
         name = "index" if len(indices.shape) == 1 else ""
         return _anywhere(x, indices, (count,), (name,) * len(indices.shape))
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     if len(indices.shape) != len(x.shape):
         raise ValueError(f"indices need the {len(x.shape)} dims of the tensor, got shape {indices.shape}")
     rest = broadcast_shape([(*s.shape[:at], 1, *s.shape[at + 1 :]) for s in (x, indices)])
@@ -205,8 +205,11 @@ def take_along_dim(x: Any, indices: Any, dim: Any = None) -> Outcome:
     return checked(found, {1: x.shape[at]}, from_end=True)
 
 
-def _anywhere(x: Spec, index: Spec, shape: tuple[int, ...], labels: tuple[str, ...]) -> Outcome:
-    operands = [Operand(0, x, ("",) * len(x.shape)), Operand(1, index, labels, Role.PLAIN)]
+def _anywhere(
+    x: Spec, index: Spec, shape: tuple[int, ...], labels: tuple[str, ...], place: int = 1
+) -> Outcome:
+    """Elements of all of ``x``. ``place``: the position of the index."""
+    operands = [Operand(0, x, ("",) * len(x.shape)), Operand(place, index, labels, Role.PLAIN)]
     return labelled(operands, [Labelled(labels if len(labels) == len(shape) else ("",), shape)])
 
 

@@ -245,8 +245,12 @@ def _cross(x: Spec, y: Spec, at: int) -> Outcome:
 def cross(x: Any, y: Any, dim: Any = None) -> Outcome:
     """The vector product along a dim of size 3 (None: the first such), which is joined; the other dims broadcast."""
     check_tensors("cross", x, y)
+    if dim is not None:
+        return _cross(x, y, dim)
     threes = [i for i, n in enumerate(broadcast_shape([x.shape, y.shape])) if n == 3]
-    return _cross(x, y, dim if dim is not None else threes[0] if threes else 0)
+    at = threes[0] if threes else 0
+    # Another dim may be of size 3 here, which the kernel would take.
+    return replace(_cross(x, y, at), around=lambda kernel: lambda a, b, *_: kernel(a, b, dim=at))
 
 
 @rule("linalg_cross", params=("input", "other"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor import across
+from hp_dtensor.nest import rebuilt
 from hp_dtensor.no_elements import meeting, zeros_from
 from hp_dtensor.rules.registry import Placements
 from hp_dtensor.spec import Spec, local_block
@@ -73,7 +74,7 @@ def scanned(pieces: Pieces) -> Callable[[Call], Call]:
                 return function(part, *args, **named)
 
             platform = get_platform()
-            y = _nothing(scan, local) if 0 in local.shape else scan(local)
+            y = _none_like(_scan_of_one(scan, local), local) if 0 in local.shape else scan(local)
             before = _before(_last(y, local, pieces.dim), pieces)
             if not before.values or 0 in local.shape:
                 return before.met_by(y)
@@ -91,31 +92,27 @@ def scanned_with_places(pieces: Pieces) -> Callable[[Call], Call]:
     """The same for cummax and cummin, whose second result is where the value is: one more all-gather, of these."""
 
     def around(function: Call) -> Call:
-        def run(local: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        def run(local: Tensor, *args: Any, **named: Any) -> Any:
             def scan(part: Tensor) -> Any:
                 return function(part, *args, **named)
 
             platform, dim = get_platform(), pieces.dim
             nothing = 0 in local.shape
-            y = _nothing(lambda part: scan(part)[0], local) if nothing else None
-            at = _nothing(lambda part: scan(part)[1], local) if nothing else None
-            if not nothing:
-                y, at = scan(local)
-                at = at + pieces.offset
+            found = _scan_of_one(scan, local) if nothing else scan(local)
+            y, at = (_none_like(x, local) for x in found) if nothing else found
+            at = at + pieces.offset
             before = _before(_last(y, local, dim), pieces)
             places = _before(_last(at, local, dim), pieces).values
             if not before.values or nothing:
-                return before.met_by(y), at
+                return rebuilt(found, [before.met_by(y), at])
             starts, which = scan(platform.cat(before.values, dim))
             which, place = _end(which, dim), places[0]
             for i, other in enumerate(places[1:], 1):
                 place = platform.where(which == i, other, place)
             values, at = scan(platform.cat([_end(starts, dim), local], dim))
             at = platform.where(at == 0, place, at + (pieces.offset - 1))
-            return (
-                before.met_by(platform.narrow(values, dim, 1, pieces.size)),
-                platform.narrow(at, dim, 1, pieces.size),
-            )
+            values, at = (platform.narrow(x, dim, 1, pieces.size) for x in (values, at))
+            return rebuilt(found, [before.met_by(values), at])
 
         return run
 
@@ -151,13 +148,17 @@ def _end(y: Tensor, dim: int) -> Tensor:
     return get_platform().narrow(y, dim, y.shape[dim] - 1, 1)
 
 
-def _nothing(function: Call, local: Tensor) -> Tensor:
-    """No elements in the dtype that the operation gives."""
+def _scan_of_one(scan: Call, local: Tensor) -> Any:
+    """What the operation gives for one element, for its dtypes and its kind of tuple."""
     platform: Any = get_platform()
-    device = platform.device_of(local)
     with platform.no_grad():
-        dtype = function(platform.zeros((1,) * len(local.shape), local.dtype, device)).dtype
-    return platform.zeros(tuple(local.shape), dtype, device)
+        return scan(platform.zeros((1,) * len(local.shape), local.dtype, platform.device_of(local)))
+
+
+def _none_like(x: Tensor, local: Tensor) -> Tensor:
+    """No elements, as ``local`` has, of the dtype of ``x``."""
+    platform = get_platform()
+    return platform.zeros(tuple(local.shape), x.dtype, platform.device_of(local))
 
 
 # ------------------------------------------------------------------------------------------------------- the best of the best
@@ -174,7 +175,7 @@ def best_of_ranks(pieces: Pieces) -> Callable[[Call], Call]:
     """
 
     def around(function: Call) -> Call:
-        def run(local: Tensor, k: int, _: int = -1, *order: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        def run(local: Tensor, k: int, _: int = -1, *order: Any, **named: Any) -> Any:
             platform, dim = get_platform(), pieces.dim
             counts = [min(k, size) for size in pieces.sizes]
             own = counts[pieces.own]
@@ -184,9 +185,10 @@ def best_of_ranks(pieces: Pieces) -> Callable[[Call], Call]:
                 values = platform.narrow(platform.detach(local), dim, 0, 0)
                 at = platform.zeros(tuple(values.shape), "int64", platform.device_of(local))
             values, at = (_of_all(x, pieces, counts, max(counts)) for x in (values, at + pieces.offset))
-            best, which = function(values, k, dim, *order, **named)
+            found = function(values, k, dim, *order, **named)
+            best, which = found
             place = _taken(at, dim, which)
-            return _from_own(local, best, place, pieces), place
+            return rebuilt(found, [_from_own(local, best, place, pieces), place])
 
         return run
 

@@ -10,6 +10,7 @@ from typing import Any
 from hp_dtensor.no_elements import zeros_from
 from hp_dtensor.rules.convolution import each
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
+from hp_dtensor.rules.refusals import mean_of_sums
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -68,7 +69,8 @@ def _enter(count: int) -> None:
         **_: Any,
     ) -> Outcome:
         sizes = _places(x, count, f"avg_pool{count}d")
-        return _resized(x, _pooled(sizes, kernel_size, stride, padding, 1, ceil_mode), is_linear=True)
+        places = _pooled(sizes, kernel_size, stride, padding, 1, ceil_mode)
+        return mean_of_sums(_resized(x, places, is_linear=True))
 
     def largest(num_results: int) -> Callable[..., Outcome]:
         def plan(

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.rules.along import dims_of, one_dim, one_place
 from hp_dtensor.rules.labels import Labelled, Labels, Operand, Role, labelled, local_shape, numbered
-from hp_dtensor.rules.reduction import dims_of
 from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
@@ -72,7 +72,7 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Outcome:
     at = _ints(dims, "dims")
     if len(at) != len(amounts):
         raise ValueError(f"roll needs a shift for each dim, got shifts {shifts!r} and dims {dims!r}")
-    return along(x, [dims_of(d, len(x.shape))[0] for d in at], x.shape)
+    return along(x, [one_dim(d, len(x.shape)) for d in at], x.shape)
 
 
 @rule("flip", params=("input", "dim"), packs=1, carries=EVERY_KIND)
@@ -155,10 +155,10 @@ def _zeros(like: Any, shape: Shape) -> Any:
     return platform.zeros(shape, like.dtype, platform.device_of(like))
 
 
-@rule("unfold", params=("input", "dim", "size", "step"), carries=EVERY_KIND)
+@rule("unfold", params=("input", "dim", "size", "step"), views=True)
 def unfold(x: Any, dim: int, size: int, step: int) -> Outcome:
     """Windows along a dim: their number in its place, their elements in a new last dim."""
-    at = next(iter(dims_of(dim, len(x.shape))), 0)
+    at = one_place(dim, len(x.shape))
     whole = x.shape[at] if x.shape else 1
     if size < 0 or size > whole or step < 1:
         raise ValueError(f"windows of size {size} every {step} do not fit dim {dim} of size {whole}")
@@ -188,7 +188,7 @@ def repeat_interleave(x: Any, repeats: Any = None, dim: Any = None, *, output_si
         labels = numbered("dim", len(x.shape))
         whole = labelled([Operand(0, x, ("",) * len(labels))], [Labelled(("",), (count,))])
         return replace(whole, shape=(count,))
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     return along(x, (at,) if repeats != 1 else (), _with(x.shape, at, x.shape[at] * repeats))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hp_dtensor.no_elements import without_elements
+from hp_dtensor.no_elements import has_gradients, without_elements
 from hp_dtensor.rules.registry import Outcome
 from hp_platform import get_platform
 
@@ -37,6 +37,32 @@ def checked(outcome: Outcome, sizes: Mapping[int, int], *, from_end: bool = Fals
     """The outcome of an operation whose tensors at these positions number so many elements each."""
     looks = {i: partial(refuse_beyond, n=n, from_end=from_end) for i, n in sizes.items()}
     return replace(outcome, checks=looks)
+
+
+def mean_of_sums(outcome: Outcome) -> Outcome:
+    """The outcome of a mean, which every rank refuses where it would take that of summands that are integers.
+
+    Frameworks round those means, each by itself, and their sum is another one than that of the whole.
+    """
+    if outcome.output is None or not any(p.is_partial() for p in outcome.output):
+        return outcome
+
+    def refusing(run: Run) -> Run:
+        def asked(local: Tensor, *args: Any, **named: Any) -> Any:
+            if not has_gradients(local):
+                name = get_platform().dtype_name(local.dtype)
+                raise ValueError(
+                    f"a mean of {name} is rounded, so that those of the summands of a Partial are not that of their sum: call "
+                    f"reduce_partial() before, or cast to a floating dtype"
+                )
+            return run(local, *args, **named)
+
+        return asked
+
+    if outcome.run is not None:
+        return replace(outcome, run=refusing(outcome.run))
+    inner = outcome.around
+    return replace(outcome, around=lambda function: refusing(function if inner is None else inner(function)))
 
 
 def refused_by_all(run: Run, call: Run, names: Sequence[str], size: int, is_reduced: bool) -> Run:

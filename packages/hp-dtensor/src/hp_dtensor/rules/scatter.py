@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hp_dtensor.rules.along import one_place
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled
 from hp_dtensor.rules.lookup import check_index
-from hp_dtensor.rules.reduction import dims_of
-from hp_dtensor.rules.refusals import checked
+from hp_dtensor.rules.refusals import checked, mean_of_sums
 from hp_dtensor.rules.registry import Outcome, rule
 from hp_dtensor.spec import Spec
 
@@ -25,8 +25,13 @@ def _scattered(
     ``is_linear`` in target and source together; what ``adds`` is linear in each.
     """
     check_index(index)
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_place(dim, len(x.shape))
     tensors = [x, index, source] if isinstance(source, Spec) else [x, index]
+    of_x, of_values = _roles(adds or is_linear)
+    if min(len(t.shape) for t in tensors) == 0 and max(len(t.shape) for t in tensors) < 2:
+        roles = zip((0, 2, 3), tensors, (of_x, Role.PLAIN, of_values), strict=False)
+        operands = [Operand(i, t, ("",) * len(t.shape), role) for i, t, role in roles]
+        return labelled(operands, [Labelled(("",) * len(x.shape), x.shape)])
     if any(len(t.shape) != len(x.shape) for t in tensors):
         raise ValueError(
             f"target, index and source need the same number of dims, got shapes {', '.join(str(t.shape) for t in tensors)}"
@@ -41,14 +46,12 @@ def _scattered(
     same = [len({t.shape[i] for t in tensors}) == 1 for i in range(len(x.shape))]
     labels = tuple(f"dim {i}" if same[i] and i != at else "" for i in range(len(x.shape)))
     # Numbers may be dealt to the ranks where each adds to its own summand.
-    places = "place" if adds and x.shape and index.shape[at] == source.shape[at] else ""
+    places = "place" if adds and index.shape[at] == source.shape[at] else ""
     of_source = tuple(places if i == at else label for i, label in enumerate(labels))
-    of_x, of_values = _roles(adds or is_linear)
     operands = [Operand(0, x, labels, of_x), Operand(2, index, of_source, Role.PLAIN)]
     if isinstance(source, Spec):
         operands.append(Operand(3, source, of_source, of_values))
-    found = labelled(operands, [Labelled(labels, x.shape)])
-    return checked(found, {2: x.shape[at]}) if x.shape else found
+    return checked(labelled(operands, [Labelled(labels, x.shape)]), {2: x.shape[at]})
 
 
 def _roles(is_linear: bool) -> tuple[Role, Role]:
@@ -87,7 +90,8 @@ def scatter_reduce(
 ) -> Outcome:
     """Reduced by sum, prod, mean, amax or amin, with or without what was there. Sums and means are linear."""
     adds = reduce == "sum" and include_self
-    return _scattered(x, dim, index, _tensor(src), adds=adds, is_linear=reduce in ("sum", "mean"))
+    found = _scattered(x, dim, index, _tensor(src), adds=adds, is_linear=reduce in ("sum", "mean"))
+    return mean_of_sums(found) if reduce == "mean" else found
 
 
 def _along_vector(
@@ -105,7 +109,7 @@ def _along_vector(
     ``from_end``: whether negative numbers count from the end.
     """
     check_index(index)
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_place(dim, len(x.shape))
     if len(index.shape) > 1:
         raise ValueError(f"index must be a vector, got shape {index.shape}")
     labels = tuple(f"dim {i}" if i != at else "" for i in range(len(x.shape)))
@@ -143,7 +147,8 @@ def index_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Outcome:
     """Slices reduced by prod, mean, amax or amin. A mean is linear."""
-    return _along_vector(x, dim, index, _tensor(source), is_linear=reduce == "mean")
+    found = _along_vector(x, dim, index, _tensor(source), is_linear=reduce == "mean")
+    return mean_of_sums(found) if reduce == "mean" else found
 
 
 @rule("index_fill", params=("input", "dim", "index", "value"))

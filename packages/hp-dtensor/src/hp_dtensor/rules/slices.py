@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hp_dtensor.placements import PARTIAL, REPLICATE, Placement, Shard
-from hp_dtensor.rules.reduction import dims_of
+from hp_dtensor.rules.along import one_dim
 from hp_dtensor.rules.registry import Outcome, Placements, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -134,7 +134,7 @@ def whole_parts(x: Spec) -> list[Part]:
 @rule("narrow", params=("input", "dim", "start", "length"), views=True)
 def narrow(x: Any, dim: int, start: Any, length: int) -> Outcome:
     """``length`` elements of a dim from ``start`` on."""
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     if isinstance(start, Spec):
         raise ValueError("start must be an int, not a tensor: use item()")
     n = x.shape[at] if x.shape else 0
@@ -150,7 +150,7 @@ def narrow(x: Any, dim: int, start: Any, length: int) -> Outcome:
 @rule("select", params=("input", "dim", "index"), views=True)
 def select(x: Any, dim: int, index: Any) -> Outcome:
     """One element of a dim, without the dim."""
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     if isinstance(index, Spec):
         raise ValueError("index must be an int, not a tensor: use index_select, or item()")
     n = x.shape[at] if x.shape else 0

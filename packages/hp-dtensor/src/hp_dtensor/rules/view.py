@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_dtensor.placements import REPLICATE, Placement, Shard
-from hp_dtensor.rules.reduction import dims_of
+from hp_dtensor.rules.along import dims_of, one_dim, one_place
 from hp_dtensor.rules.registry import Outcome, Placements, rule
 from hp_dtensor.spec import Spec, local_block
 from hp_platform import get_platform
@@ -162,7 +162,7 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Outcome:
 @rule("unflatten", params=("input", "dim", "sizes"), views=True)
 def unflatten(x: Any, dim: int, sizes: Any) -> Outcome:
     """One dim becomes several; ``sizes`` may hold one -1."""
-    (at,) = dims_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     return reshaped(x, (*x.shape[:at], *_complete(x.shape[at : at + 1], tuple(sizes)), *x.shape[at + 1 :]))
 
 
@@ -218,8 +218,9 @@ def transpose(x: Any, dim0: Any, dim1: Any = None) -> Outcome:
     if dim1 is None:
         raise ValueError(f"transpose needs two dims, got {dim0!r} alone")
     order = list(range(len(x.shape)))
-    (a,), (b,) = dims_of(dim0, len(order)), dims_of(dim1, len(order))
-    order[a], order[b] = b, a
+    a, b = (one_place(dim, len(order)) for dim in (dim0, dim1))
+    if order:
+        order[a], order[b] = b, a
     return permuted(x, order)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hp_dtensor.placements import Shard
-from hp_dtensor.rules.along import dim_of, dims_of
+from hp_dtensor.rules.along import one_dim
 from hp_dtensor.rules.along_whole import diagonal_block
 from hp_dtensor.rules.labels import Labelled, Operand, Role, labelled
 from hp_dtensor.rules.registry import Outcome, rule
@@ -39,7 +39,7 @@ def _check(name: str, x: Any, src: Any) -> None:
 def select_scatter(x: Any, src: Any, dim: int, index: int) -> Outcome:
     """``y = x.clone(); y.select(dim, index).copy_(src)``."""
     _check("select_scatter", x, src)
-    (at,) = dim_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     if not -x.shape[at] <= index < x.shape[at]:
         raise ValueError(f"index {index} is out of range for dim {dim} of size {x.shape[at]}")
     rest = [i for i in range(len(x.shape)) if i != at]
@@ -52,7 +52,7 @@ def slice_scatter(
 ) -> Outcome:
     """``y = x.clone(); y[start:end:step].copy_(src)``, of dim ``dim``."""
     _check("slice_scatter", x, src)
-    (at,) = dim_of(dim, len(x.shape))
+    at = one_dim(dim, len(x.shape))
     if step < 1:
         raise ValueError(f"step must be above 0, got {step}")
     count = len(range(*slice(start, end, step).indices(x.shape[at])))
@@ -69,7 +69,7 @@ def slice_scatter(
 def diagonal_scatter(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Outcome:
     """``y = x.clone(); y.diagonal(offset, dim1, dim2).copy_(src)``."""
     _check("diagonal_scatter", x, src)
-    (a,), (b,) = dims_of(dim1, len(x.shape)), dims_of(dim2, len(x.shape))
+    a, b = (one_dim(dim, len(x.shape)) for dim in (dim1, dim2))
     if a == b:
         raise ValueError(f"a diagonal needs two different dims, got {dim1} and {dim2} of shape {x.shape}")
     rows, columns = x.shape[a], x.shape[b]
