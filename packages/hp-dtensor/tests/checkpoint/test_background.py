@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hp_dtensor import Shard, async_save, distribute_tensor, load, save
-from hp_dtensor.checkpoint import folders, rendezvous, safetensors_file
+from hp_dtensor.checkpoint import folders, rendezvous, safetensors_file, sources
 from hp_platform import collectives, init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
@@ -112,6 +112,82 @@ def test_an_error_of_the_writing_is_raised_on_every_rank_and_the_previous_checkp
     assert report.incomplete == ("000002", "000003")
     assert "2 incomplete: 000002, 000003" in str(report)
     assert _first(tmp_path) == 3.0
+
+
+@distributed(world_size=2)
+def test_a_copy_that_does_not_fit_is_told_to_the_other_ranks(tmp_path: Path, world: World) -> None:
+    def too_large(*args: Any) -> None:
+        raise MemoryError("no room for the copies")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 1:
+            patch.setattr(sources, "staged", too_large)
+            with pytest.raises(MemoryError, match="no room for the copies"):
+                async_save({"w": _sharded(world, 1.0)}, tmp_path)
+        else:
+            with pytest.raises(RuntimeError, match="rank-00001 could not save .*MemoryError: no room"):
+                async_save({"w": _sharded(world, 1.0)}, tmp_path).wait()
+    collectives.barrier()
+    save({"w": _sharded(world, 2.0)}, tmp_path)
+    assert _first(tmp_path) == 2.0
+
+
+@distributed(world_size=1)
+def test_the_first_error_is_raised_where_not_even_that_can_be_written(tmp_path: Path, world: World) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def damaged(*args: Any, **kwargs: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_file, "write", damaged)
+        patch.setattr(folders, "put_text", full)
+        with pytest.raises(OSError, match="Input/output error"):
+            save({"w": _sharded(world, 1.0)}, tmp_path)
+
+
+@distributed(world_size=2)
+def test_another_job_may_save_a_later_one_beside_it(tmp_path: Path, world: World) -> None:
+    """The other job's checkpoint is complete before any rank has looked at the pointer; it stays the newest."""
+    put_text = folders.put_text
+
+    def after_another_job(path: Path, text: str) -> None:
+        if path.name == folders.INDEX:
+            later = tmp_path / "000007"
+            later.mkdir()
+            put_text(later / folders.INDEX, text)
+            put_text(tmp_path / folders.POINTER, later.name)
+        put_text(path, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "put_text", after_another_job)
+        folder = save({"w": _sharded(world, 1.0)}, tmp_path, keep=1, timeout=20)
+    assert folder == tmp_path / "000001"
+    assert (tmp_path / folders.POINTER).read_text() == "000007"
+    assert _first(folder) == 1.0
+    collectives.barrier()
+    assert save({"w": _sharded(world, 2.0)}, tmp_path).name == "000008"
+    assert _first(tmp_path) == 2.0
+
+
+@distributed(world_size=2)
+def test_a_folder_that_another_job_removes_ends_the_save(tmp_path: Path, world: World) -> None:
+    def removed(*args: Any, **kwargs: Any) -> None:
+        folders.remove_old(tmp_path / "000009", 1)
+        raise OSError("the file is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 0:
+            patch.setattr(safetensors_file, "write", removed)
+            with pytest.raises(OSError, match="the file is gone"):
+                save({"w": _sharded(world, 1.0)}, tmp_path, timeout=20)
+        else:
+            with pytest.raises(
+                (RuntimeError, OSError), match="was removed while it was written|No such file"
+            ):
+                save({"w": _sharded(world, 1.0)}, tmp_path, timeout=20)
+    collectives.barrier()
 
 
 @distributed(world_size=2)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor, load_safetensors, save_safetensors
+from hp_dtensor.checkpoint.growing_file import GrowingFile
 from hp_dtensor.checkpoint.safetensors_file import TensorFile
-from hp_platform import init_device_mesh
+from hp_platform import collectives, init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 
 
@@ -31,6 +32,27 @@ def _state(world: World, *placements: Any, dtype: str = "float32") -> dict[str, 
 
 def _bits(world: World, x: Any) -> bytes:
     return world.platform.to_bits(x.to_local()).tobytes()
+
+
+@distributed(world_size=2)
+def test_a_rank_that_cannot_write_gives_its_pieces_to_the_others_all_the_same(
+    tmp_path: Path, world: World
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    state = _state(world, Shard(0), Shard(1))
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 0:
+            patch.setattr(GrowingFile, "_append", full)
+        error, text = (
+            (OSError, "No space left") if world.rank == 0 else (RuntimeError, "rank-00000 could not save")
+        )
+        with pytest.raises(error, match=text):
+            save_safetensors(state, tmp_path / "model", max_shard_bytes=64, timeout=20)
+    collectives.barrier()
+    save_safetensors(state, tmp_path / "other", max_shard_bytes=64)
+    assert load_safetensors(state, tmp_path / "other").is_exact
 
 
 @distributed(world_size=(1, 2, 4))

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
-from hp_dtensor.checkpoint import sources
+from hp_dtensor.checkpoint import rendezvous, sources
 from hp_dtensor.checkpoint.saving import DEFAULT_TIMEOUT, Job, prepare
 from hp_platform import _process
 
@@ -66,7 +66,8 @@ def async_save(
     Args and communication: as :func:`hp_dtensor.save`; the thread starts no collective.
     """
     job = prepare(state, path, keep, timeout)
-    copies: dict[str, Any] = {key: [bits] for key, bits in sources.staged(job.mine).items()}
+    with rendezvous.telling(job.folder, job.rank):
+        copies: dict[str, Any] = {key: [bits] for key, bits in sources.staged(job.mine).items()}
     future: Future[Path] = Future()
     _process.state.writing = future
     threading.Thread(target=_write, args=(job, copies, future), name=f"save to {job.folder}").start()

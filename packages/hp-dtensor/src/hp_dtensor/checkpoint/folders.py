@@ -75,7 +75,8 @@ def publish(folder: Path, index: dict[str, Any]) -> None:
     """All files are there: make the folder complete, and the newest."""
     flush_folder(folder)
     put_text(folder / INDEX, _shown(index))
-    put_text(folder.parent / POINTER, folder.name + "\n")
+    if not is_pointed(folder):  # another job may have saved to a later one
+        put_text(folder.parent / POINTER, folder.name + "\n")
 
 
 def _shown(index: dict[str, Any]) -> str:
@@ -95,6 +96,12 @@ def pointed(root: Path) -> str | None:
         return None
 
 
+def is_pointed(folder: Path) -> bool:
+    """Whether the pointer says this folder, or a later one, which another job may have saved to meanwhile."""
+    name = pointed(folder.parent) or ""
+    return _NUMBERED.fullmatch(name) is not None and int(name) >= int(folder.name)
+
+
 def is_complete(folder: Path) -> bool:
     """Whether a save into this folder was finished."""
     return (folder / INDEX).exists()
@@ -105,15 +112,15 @@ def incomplete(root: Path) -> tuple[str, ...]:
     return tuple(folder.name for folder in _numbered(root) if not is_complete(folder))
 
 
-def remove_old(root: Path, keep: int) -> None:
-    """All but the newest ``keep`` complete folders, and unfinished ones that are older than the newest complete one.
+def remove_old(own: Path, keep: int) -> None:
+    """All but the newest ``keep`` complete folders beside ``own``, and unfinished ones older than that, which stays in any case.
 
     The index goes first: a folder that is half removed is incomplete, and goes the next time.
     """
-    complete = [folder for folder in _numbered(root) if is_complete(folder)]
-    kept = complete[-keep:]
-    for folder in _numbered(root):
-        if folder not in kept and folder.name < complete[-1].name:
+    numbered = _numbered(own.parent)
+    kept = [own, *[folder for folder in numbered if is_complete(folder)][-keep:]]
+    for folder in numbered:
+        if folder not in kept and int(folder.name) < int(own.name):
             (folder / INDEX).unlink(missing_ok=True)
             shutil.rmtree(folder)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from hp_dtensor.checkpoint import agreement, folders, loading, rendezvous, safetensors_file, sources
 from hp_dtensor.checkpoint.agreement import FAILED
 from hp_dtensor.checkpoint.boxes import whole
+from hp_dtensor.checkpoint.growing_file import GrowingFile, NoFile
 from hp_dtensor.checkpoint.nest import FlatState, Leaf
 from hp_dtensor.checkpoint.report import LoadReport
 from hp_dtensor.checkpoint.safetensors_file import Entry, TensorFile
@@ -130,15 +130,12 @@ def save_safetensors(
             f"whole model on all ranks, or use save, where they may differ"
         )
     files = _cut(found, max_shard_bytes)
-    try:
+    with rendezvous.telling(target, rank):
         _write_files(target, files, found, rank, world_size)
         wanted = [target / name for name in files]
         rendezvous.wait_until(lambda: [str(f) for f in wanted if not f.exists()], target, timeout)
         if len(files) > 1 and rank == 0:
             folders.put_text(target / MODEL_INDEX, _index(files))
-    except Exception as error:
-        rendezvous.mark_failed(target, rank, error)
-        raise
     last = target / (MODEL_INDEX if len(files) > 1 else MODEL)
     rendezvous.wait_until(lambda: [] if last.exists() else [str(last)], target, timeout)
     return target
@@ -169,19 +166,24 @@ def _write_files(
     """All ranks gather all tensors, in one order; each keeps those of its files.
 
     The files are written by a thread each, one tensor behind, so that ranks gather on while others' disks work. Tensors come
-    in turn from the files of different ranks.
+    in turn from the files of different ranks. A rank that cannot write gathers on, since the others wait for its pieces, and
+    says so at the end.
     """
-    names = list(files)
+    names, errors = list(files), []
     for turn in range(0, len(names), world_size):
         together = names[turn : turn + world_size]
         own = together[rank] if rank < len(together) else None
-        with _Stream(target / own, files[own]) if own is not None else _Nothing() as stream:
+        with GrowingFile(target / own, files[own], METADATA) if own is not None else NoFile() as stream:
             for position in range(max(len(files[name]) for name in together)):
                 for name in together:
                     if position < len(files[name]):
                         full = _full(found[files[name][position].key])
                         if name == own:
                             stream.add(full)
+        if stream.error is not None:
+            errors.append(stream.error)
+    if errors:
+        raise errors[0]
 
 
 def _full(source: Source) -> Any:
@@ -192,56 +194,6 @@ def _full(source: Source) -> Any:
 
     with get_platform().no_grad():
         return DTensor._wrap(get_platform().detach(source.local), source.spec).full_tensor()
-
-
-class _Nothing:
-    """The stream of a rank that writes no file now."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return None
-
-
-class _Stream:
-    """A file that grows tensor by tensor, written behind the caller's back; the next one waits until the last is written."""
-
-    def __init__(self, path: Path, entries: list[Entry]) -> None:
-        self._path, self._entries = path, entries
-        self._pool = ThreadPoolExecutor(1)
-        self._last: Future[None] | None = None
-
-    def __enter__(self) -> _Stream:
-        part = self._path.with_name(self._path.name + folders.UNFINISHED)
-        self._part, self._file = part, part.open("wb")
-        self._file.write(safetensors_file.header_of(self._entries, METADATA))
-        return self
-
-    def add(self, full: Any) -> None:
-        """The next tensor in the order of the entries."""
-        self._settle()
-        pieces = list(sources.streamed(full))  # the framework is asked by this thread only
-        self._last = self._pool.submit(self._append, pieces)
-
-    def _append(self, pieces: list[Any]) -> None:
-        for piece in pieces:
-            self._file.write(piece.reshape(-1).view("u1").data)
-
-    def _settle(self) -> None:
-        if self._last is not None:
-            self._last.result()
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        self._pool.shutdown()
-        with self._file:
-            if kind is not None:
-                return
-            self._settle()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        os.replace(self._part, self._path)
-        folders.flush_folder(self._path.parent)
 
 
 def _index(files: Mapping[str, list[Entry]]) -> str:

@@ -41,7 +41,8 @@ def load(
     Args:
         state: nested as it was saved, with DTensors (any placements, mesh, number of ranks) or plain tensors, which are
             filled, and values, which are replaced in their dicts and lists.
-        path: the folder given to ``save`` (the newest complete checkpoint is read), or the folder of one save.
+        path: the folder given to ``save`` (the newest complete checkpoint is read), or the folder of one save. Each rank looks for
+            the newest by itself: while another job saves there, give all ranks the folder of one save.
         strict: whether names that are missing or unexpected, and shapes, dtypes and kinds that differ, are an error, told
             before anything is changed. False: what fits is loaded, and the report tells the rest.
         cast: whether a dtype that differs is converted instead.

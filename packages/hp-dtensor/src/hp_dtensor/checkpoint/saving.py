@@ -57,7 +57,7 @@ class Job:
 
     def run(self, data: dict[str, Iterable[Any]]) -> Path:
         """Write the data, by keys; no framework, no collective. Returns when the checkpoint is the newest."""
-        try:
+        with rendezvous.telling(self.folder, self.rank):
             entries = self.plan.files[self.rank]
             in_order = (data.pop(entry.key) for entry in entries)
             folders.put(
@@ -67,12 +67,9 @@ class Job:
             if self.rank == 0:
                 rendezvous.wait_until(self._missing, self.folder, self.timeout)
                 folders.publish(self.folder, self.plan.index)
-        except BaseException as error:
-            rendezvous.mark_failed(self.folder, self.rank, error)
-            raise
         rendezvous.wait_until(self._unpublished, self.folder, self.timeout)
         if self.rank == 0 and self.keep is not None:
-            folders.remove_old(self.folder.parent, self.keep)
+            folders.remove_old(self.folder, self.keep)
         return self.folder
 
     def _missing(self) -> list[str]:
@@ -80,8 +77,9 @@ class Job:
         return [str(file) for file in files if not file.exists()]
 
     def _unpublished(self) -> list[str]:
-        root = self.folder.parent
-        return [] if folders.pointed(root) == self.folder.name else [f"{root / folders.POINTER} of rank 0"]
+        if folders.is_complete(self.folder) and folders.is_pointed(self.folder):
+            return []
+        return [f"{self.folder.parent / folders.POINTER} of rank 0"]
 
 
 def prepare(state: Any, path: str | os.PathLike[str], keep: int | None, timeout: float) -> Job:
