@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hp_platform.testing import World, distributed
 from hp_recompute import CheckpointError, checkpoint, checkpoint_exclude_wrapper, checkpoint_wrapper
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -160,6 +161,25 @@ def test_an_output_of_an_excluded_part_that_was_written_afterwards_is_told(needs
     y = checkpoint(function, x)
     with pytest.raises(CheckpointError, match="excluded from recomputation, was changed in place afterwards"):
         y.backward()
+
+
+@distributed(world_size=1)
+def test_a_function_draws_again_alike_on_the_device_of_what_it_holds_itself(world: World) -> None:
+    x = torch.linspace(-1, 1, 8, device=world.device).requires_grad_()
+
+    def holding() -> torch.Tensor:
+        return (x * torch.rand(8, device=world.device)).sin()
+
+    found = []
+    for run in (checkpoint, lambda function: function()):
+        torch.manual_seed(3)
+        x.grad = None
+        y = run(holding)
+        drawn = torch.rand(2, device=world.device)
+        y.sum().backward()
+        found.append((y.detach(), x.grad, drawn, torch.rand(2, device=world.device)))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_graphs_of_several_threads_do_not_meet() -> None:

@@ -43,8 +43,8 @@ def checkpoint(
             or a list of operations, or of functions that are made of them (``[torch.matmul]``). None: nothing. See [Note: selective
             recompute] in :mod:`hp_recompute.checkpointing.policies`. Needs ``operation_dispatch``.
         preserve_rng_state: whether the second run draws the numbers of the first (dropout): the framework's generators of the cpu and
-            of the arguments' devices, and the library's default stream. Reading them costs some 10 us; False saves that where
-            nothing is drawn from the framework's generators.
+            of the arguments' devices (if all of them lie on the cpu, or there are none: of the accelerator in use), and the library's
+            streams. Reading them costs some 10 us; False saves that where nothing is drawn from the framework's generators.
         early_stop: whether the second run ends when all is there that backward needs.
         determinism_check: ``"default"`` compares shapes and dtypes of what is saved, ``"operations"`` all operations of both runs (slow;
             needs ``operation_dispatch``), ``"none"`` nothing.

@@ -25,14 +25,15 @@ class Drawn:
 class Surroundings:
     """Taken when a function begins; :meth:`restored` brings them back for another run, and leaves everything as it was.
 
-    They are the framework's generators of the cpu and of ``devices``, all streams of random operations that the process
-    holds, and casts that the framework does by itself (autocast).
+    They are the framework's generators of the cpu and of ``devices`` (the arguments'; if all of them lie on the cpu, of the accelerator
+    in use, where what the function holds itself may lie), all streams of random operations that the process holds, and casts that
+    the framework does by itself (autocast).
     """
 
     def __init__(self, platform: Platform, devices: Sequence[str], *, keeps_random: bool) -> None:
         """``keeps_random`` False: the second run may draw other numbers than the first (which is right if it draws none)."""
         self.platform = platform
-        self._devices = sorted({"cpu", *devices}) if keeps_random else []
+        self._devices = sorted({"cpu", *devices, *_in_use(platform, devices)}) if keeps_random else []
         self._states = self._generators()
         streams = living_random_streams() if keeps_random else []
         self._streams = [(stream, stream.get_state()) for stream in streams]
@@ -70,3 +71,13 @@ class Surroundings:
     def _put_back(self, states: Sequence[Any]) -> None:
         for device, state in zip(self._devices, states, strict=True):
             self.platform.set_rng_state(state, device)
+
+
+def _in_use(platform: Platform, devices: Sequence[str]) -> list[str]:
+    """The accelerator on which there is anything, if none of ``devices`` is on one. One that is not in use is not woken up."""
+    kind = platform.device_types()[0]
+    if kind == "cpu" or any(device != "cpu" for device in devices):
+        return []
+    handle = platform.device(kind)
+    has_memory = platform.supports("memory_stats", kind) and handle.memory_allocated() > 0
+    return [handle.current()] if has_memory else []
