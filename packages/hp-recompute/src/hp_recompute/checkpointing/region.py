@@ -61,8 +61,10 @@ class _Handle:
         self.region, self.index = region, index
 
 
-class _Stop(Exception):  # noqa: N818 -- no error: it ends a run
-    """Everything that was wanted is there; see [Note: early stop]."""
+class _Stop(BaseException):
+    """Everything that was wanted is there; see [Note: early stop]. No error: a function that does something else where its first try fails
+    (``except Exception``) does not take it for one.
+    """
 
     def __init__(self, run: _SecondRun) -> None:
         super().__init__()
