@@ -11,7 +11,7 @@ import pytest
 
 from hp_dtensor import Partial, Replicate, Shard, distribute_tensor, manual_seed
 from hp_dtensor import random as hp_random
-from hp_fsdp import fully_shard
+from hp_fsdp import MixedPrecisionPolicy, fully_shard
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, count_collectives, distributed
 from hp_recompute import checkpoint, checkpoint_wrapper
@@ -61,6 +61,18 @@ def test_units_that_are_checkpointed_give_the_bits_of_those_that_are_not(world: 
                 )
                 assert_equal(gradients(world, model, order), expected)
                 assert_equal(gradients(world, model, order)[: len(order)], expected[: len(order)])
+
+
+@distributed(world_size=2)
+def test_units_that_compute_in_another_dtype_cast_in_both_runs(world: World) -> None:
+    narrow = "float32" if widest(world) == "float64" else "bfloat16"
+    policy = MixedPrecisionPolicy(param_dtype=world.platform.dtype(narrow))
+    expected = gradients(world, in_units(world, make_model(world), mp_policy=policy), (1, 0))
+    wide = gradients(world, in_units(world, make_model(world)), (1, 0))
+    assert not np.array_equal(expected[0], wide[0])
+    for inside in (True, False):
+        model = in_units(world, make_model(world), checkpoint_wrapper, inside=inside, mp_policy=policy)
+        assert_equal(gradients(world, model, (1, 0)), expected)
 
 
 @distributed(world_size=2)
