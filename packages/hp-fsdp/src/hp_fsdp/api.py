@@ -79,7 +79,7 @@ def fully_shard(
     its parameters everywhere; which units run, and in which order, may not. In this a layer of the root with whole parameters
     of 32 MiB and more counts as a unit (in torch): it is gathered when it is called, or when the root uses its parameters.
 
-    Second derivatives need parameters that stay whole: ``reshard_after_forward=False`` and ``set_reshard_after_backward(False)``.
+    Second derivatives need parameters that stay whole: ``set_reshard_after_backward(False)``.
     Arguments that take part in backward are not to be written in place by forward: torch refuses it.
 
     Communication: none here. A step: one all-gather per unit, one more before its backward if it was freed, and one
@@ -97,7 +97,7 @@ def fully_shard(
     parameter that has a gradient, lies in another's memory, or is sharded by a unit outside of the module: the message names it. NotImplementedError
     where the framework cannot free memory below a tensor. In a forward that records, RuntimeError with the names of parameters that
     train and were added after this call (looked for at the first one, in torch also when modules were given more since). In backward, RuntimeError
-    if parameters were written since forward (as far as the framework counts writes).
+    if parameters were written since forward (as far as the framework counts writes), or if it is recorded and frees whole parameters.
 
     Source: ZeRO stage 3 (Rajbhandari et al., 2020); the per-parameter form follows PyTorch's FSDP2.
     """

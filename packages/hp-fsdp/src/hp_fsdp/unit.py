@@ -41,6 +41,7 @@ class Unit(UnitParameters):
         """Parameters that trained in those, whether this rank has used them or not; they may be frozen by now."""
         self.owes_all_reduce = False
         """Whether such gradients have been reduced to shards, and wait for the reduction of replicas."""
+        self._differentiates_twice = platform.supports("double_backward", places.device)
 
     # --- backward
     def unrecorded_uses(self, pass_number: int) -> Uses | None:
@@ -69,6 +70,8 @@ class Unit(UnitParameters):
         self.has_news = True
         if uses not in self.open_uses:
             self._check_versions(uses)
+            if self._differentiates_twice and self.platform.is_grad_enabled():
+                self._check_stays_whole()
             self.open_uses.append(uses)
         self.context.gather_for_backward(self)  # also for what recomputes a part of the unit's forward
 
@@ -78,6 +81,14 @@ class Unit(UnitParameters):
             raise RuntimeError(
                 f"parameters of {self.label} were written between a forward and its backward, which would compute with the new "
                 "values: step optimizers and load values after backward, or call forward again"
+            )
+
+    def _check_stays_whole(self) -> None:
+        """What a recorded backward records holds whole parameters, whose memory must be there for the next one."""
+        if self.options.reshard_after_backward and self.arrangement.wholes:
+            raise RuntimeError(
+                f"a backward that is recorded (create_graph=True) has come to {self.name}, whose whole parameters are freed behind it, and "
+                "its own backward needs them: call set_reshard_after_backward(False) on the model before"
             )
 
     def after_backward(self, uses: Uses) -> None:

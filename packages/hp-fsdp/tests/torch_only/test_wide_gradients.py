@@ -116,6 +116,7 @@ def test_there_are_as_many_collectives_and_reductions_send_wide_numbers(world: W
 def test_a_second_derivative_is_refused(world: World) -> None:
     model = Net(world.device)
     fully_shard(model, init_device_mesh(world.device_type, (1,)), mp_policy=policy(True))
+    model.set_reshard_after_backward(False)
     x = inputs(world, 0).requires_grad_()
     loss = model(x).float().square().mean()
     with pytest.raises(RuntimeError, match="weight_grads_in_reduce_dtype gives first derivatives only"):
