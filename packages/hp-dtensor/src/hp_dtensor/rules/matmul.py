@@ -58,19 +58,21 @@ def reversed_matmul(b: Any, a: Any) -> Outcome:
 
 @rule("linear", params=("input", "weight", ("bias", None)))
 def linear(x: Any, weight: Any, bias: Any = None) -> Outcome:
-    """``x (..., in) @ weight (out, in).T + bias (out,)``. Where the result is a sum, one rank adds the bias."""
+    """``x (..., in) @ weight (out, in).T + bias (out,)``; of a weight ``(in,)`` without the dim ``out``.
+
+    Where the result is a sum, one rank adds the bias.
+    """
     check_tensors("linear", x, weight)
-    if len(weight.shape) != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
+    if len(weight.shape) not in (1, 2) or not x.shape or x.shape[-1] != weight.shape[-1]:
         raise ValueError(
-            f"linear needs x (..., in) and weight (out, in), got shapes {x.shape} and {weight.shape}"
+            f"linear needs x (..., in) and weight (out, in) or (in,), got shapes {x.shape} and {weight.shape}"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"linear with weight {weight.shape} needs a bias {weight.shape[:1]}, got shape {bias.shape}"
-        )
-    batch = numbered("batch", len(x.shape) - 1)
-    factors = [(x, (*batch, "k")), (weight, ("n", "k"))]
-    return contraction(factors, (*batch, "n"), (*x.shape[:-1], weight.shape[0]), bias, added_at=2)
+    out = weight.shape[:-1]
+    if bias is not None and bias.shape != out:
+        raise ValueError(f"linear with weight {weight.shape} needs a bias {out}, got shape {bias.shape}")
+    batch, row = numbered("batch", len(x.shape) - 1), ("n",) * len(out)
+    factors = [(x, (*batch, "k")), (weight, (*row, "k"))]
+    return contraction(factors, (*batch, *row), (*x.shape[:-1], *out), bias, added_at=2)
 
 
 @rule("bilinear", params=("input1", "input2", "weight", ("bias", None)))
