@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hp_dtensor import DTensor
-from hp_platform.testing import World, distributed
+from hp_dtensor import DTensor, Replicate, Shard
+from hp_platform.testing import World, assert_parity, distributed
 from hp_tp import (
     ColwiseParallel,
     DropoutParallel,
@@ -70,6 +70,49 @@ def test_what_does_not_fit_at_the_end_of_a_plan_is_told_before_anything_changes(
         r"^'layers\.1\.mlp': DropoutParallel takes a layer without parameters, MLP has",
     )
     refused(world, {**good, "layers.*.mlp.side": ColwiseParallel()}, r"meets no sub-module of Model")
+
+
+@distributed(world_size=2)
+def test_two_entries_that_cut_one_module_are_told_before_anything_changes(world: World) -> None:
+    refused(
+        world,
+        {"layers.*.mlp.up": ColwiseParallel(), "layers.1.mlp.up": RowwiseParallel()},
+        r"^'layers\.1\.mlp\.up': RowwiseParallel would lay out .* that ColwiseParallel of 'layers\.1\.mlp\.up' lays out before: let one",
+    )
+    refused(
+        world,
+        {"layers.0": SequenceParallel(), "layers.0.mlp.up": ColwiseParallel()},
+        r"^'layers\.0\.mlp\.up': ColwiseParallel would lay out .* that SequenceParallel of 'layers\.0' lays out before",
+    )
+
+
+@distributed(world_size=2)
+def test_a_module_in_two_places_has_both_names_and_gets_a_style_once(world: World) -> None:
+    platform, mesh = world.platform, make_mesh(world)
+    for pattern in ("layers.*.mlp.up", "layers.0.mlp.up", "layers.1.mlp.up", "layers.*.mlp.[ug]*"):
+        model = model_of(world, CONFIG)
+        first, second = (layer.mlp for layer in model.layers)
+        first.gate = second.up = second.gate = first.up
+        x = platform.full((2, 4, CONFIG.width), 0.5, first.up.weight.dtype, world.device)
+        expected = platform.to_numpy(platform.detach(first.up(x)))
+        parallelize_module(model, mesh, {pattern: ColwiseParallel(output_layouts=Replicate())})
+        assert second.gate is first.up
+        assert first.up.weight.placements == (Shard(0),)
+        assert_parity(platform.detach(second.up(x)), expected, rtol=0, atol=1e-6)
+
+
+@distributed(world_size=1)
+def test_what_a_style_puts_in_the_place_of_a_module_hangs_in_all_places(world: World) -> None:
+    model = model_of(world, CONFIG)
+    first, second = (layer.mlp for layer in model.layers)
+    second.up, other = first.up, second.gate
+
+    class Exchange(ParallelStyle):
+        def apply(self, module: Any, device_mesh: Any) -> Any:
+            return other
+
+    parallelize_module(model, make_mesh(world), {"layers.*.mlp.up": Exchange()})
+    assert first.up is second.up is other
 
 
 @distributed(world_size=2)

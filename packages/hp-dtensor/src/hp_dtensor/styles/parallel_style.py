@@ -14,8 +14,9 @@ class ParallelStyle(ABC):
     keeps no state between calls of the module, so one style object may serve many modules. Two attributes are read if they
     are there: ``num_mesh_dims``, the number of dims of the meshes that it takes (1 if it does not say, None for any), and
     ``src_data_rank``, which :func:`parallelize_module` sets. It may have ``check(module, device_mesh)``, which raises what
-    ``apply`` would raise and changes nothing: it is asked for all modules of a plan before the first one is changed. This class
-    is only a convenience for writing one::
+    ``apply`` would raise and changes nothing: it is asked for all modules of a plan before the first one is changed. And it may have
+    ``lays_out(module)``, which gives the modules whose parameters ``apply`` makes DTensors and takes plain ones for: two styles of a
+    plan that would both do that are refused as early. This class is only a convenience for writing one::
 
         class ShardRows(ParallelStyle):
             def apply(self, module, device_mesh):

@@ -31,7 +31,8 @@ def parallelize_module(
         parallelize_plan: a style for the module itself; or a dict from patterns to styles. A pattern is a dotted name whose
             parts may have wildcards, each for one level: ``"layers.*.attn.q_proj"``, ``"layers.[0-3].mlp"``; ``""`` is the
             module itself. A style is any object with ``apply(module, device_mesh)``: see
-            :class:`hp_dtensor.ParallelStyle`. Entries are applied in their order; several may meet one module.
+            :class:`hp_dtensor.ParallelStyle`. Entries are applied in their order; several may meet one module. A module that hangs in
+            several places has all of their names, and gets a style once.
         src_data_rank: set on every style of the plan that is a :class:`ParallelStyle`: the rank along the mesh dim whose
             parameters count, or None: every rank's own.
 
@@ -40,8 +41,8 @@ def parallelize_module(
     parameter in several places stays one parameter (:mod:`hp_dtensor.module_tensors`).
 
     Communication: that of the styles; with ``src_data_rank`` usually one scatter or broadcast per parameter. TypeError for a
-    plan or value of another kind; ValueError for a pattern that meets no module (the message names close ones), and for
-    a mesh with another number of dims than a style takes.
+    plan or value of another kind; ValueError for a pattern that meets no module (the message names close ones), for
+    a mesh with another number of dims than a style takes, and for two styles that would both lay out one module's parameters.
     """
     mesh: Any = get_current_mesh() if device_mesh is None else device_mesh
     check_mesh(mesh)
@@ -53,7 +54,7 @@ def parallelize_module(
     plan = parallelize_plan if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
     for pattern, style in plan.items():
         _check_style(pattern, style, mesh)
-    chosen = [(name, style) for pattern, style in plan.items() for name in _matching(module, pattern)]
+    chosen = _chosen(module, plan)
     _check_modules(module, chosen, mesh)
     places = parameter_places(module)
     for name, style in chosen:
@@ -61,6 +62,15 @@ def parallelize_module(
             module = _apply(module, name, style, mesh, src_data_rank)
     keep_ties(places)
     return module
+
+
+def _chosen(root: Module, plan: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Names and styles in the order of the plan; of several names of a module that one style meets, the first."""
+    found: dict[tuple[int, int], tuple[str, Any]] = {}
+    for pattern, style in plan.items():
+        for name in _matching(root, pattern):
+            found.setdefault((id(get_platform().get_submodule(root, name)), id(style)), (name, style))
+    return list(found.values())
 
 
 def _apply(root: Module, name: str, style: Any, mesh: Any, src_data_rank: int | None) -> Module:
@@ -80,7 +90,10 @@ def _apply(root: Module, name: str, style: Any, mesh: Any, src_data_rank: int | 
         )
     if not name:
         return result
-    platform.set_submodule(root, name, result)
+    for place in [
+        path for path, each in platform.named_modules(root, remove_duplicate=False) if each is target
+    ]:
+        platform.set_submodule(root, place, result)
     return root
 
 
@@ -88,13 +101,27 @@ def _check_modules(root: Module, chosen: Sequence[tuple[str, Any]], mesh: Any) -
     """Ask the styles that can tell whether they fit their modules, so that nothing has changed if one does not."""
     platform = get_platform()
     may_change: list[str] = []
+    laid_out: dict[int, tuple[str, Any]] = {}
     for name, style in chosen:
         check = getattr(style, "check", None)
         if not callable(check):
             may_change.append(name)
         elif not any(_is_in(name, other) for other in may_change):
+            module = platform.get_submodule(root, name)
             with _naming(name):
-                check(platform.get_submodule(root, name), mesh)
+                check(module, mesh)
+            lays_out = getattr(style, "lays_out", None)
+            for each in lays_out(module) if callable(lays_out) else ():
+                _check_alone(laid_out.setdefault(id(each), (name, style)), name, style, each)
+
+
+def _check_alone(first: tuple[str, Any], name: str, style: Any, module: Module) -> None:
+    """ValueError unless this entry is the first that lays out the module's parameters."""
+    if first != (name, style):
+        raise ValueError(
+            f"{name!r}: {type(style).__name__} would lay out the parameters of a {type(module).__name__} that {type(first[1]).__name__} of "
+            f"{first[0]!r} lays out before: let one entry of the plan meet it, by narrower patterns such as 'layers.[1-9].attn'"
+        )
 
 
 def _is_in(name: str, other: str) -> bool:
@@ -141,6 +168,7 @@ def _walk(module: Module, prefix: str, parts: list[str]) -> Iterator[str]:
     if not parts:
         yield prefix
         return
-    for name, child in get_platform().named_modules(module):
+    # Also the second name of a module that hangs in two places.
+    for name, child in get_platform().named_modules(module, remove_duplicate=False):
         if name and "." not in name and fnmatch.fnmatchcase(name, parts[0]):
             yield from _walk(child, f"{prefix}.{name}" if prefix else name, parts[1:])

@@ -68,6 +68,10 @@ class StackedExperts(OverridingStyle):
         _check_kernel(module, own, mesh.shape[0])
         return SummedExperts(mesh, self.use_local_output)
 
+    def lays_out(self, module: Module) -> list[Module]:
+        """The modules whose parameters become DTensors."""
+        return [module]
+
     def place(self, module: Module, mesh: Any) -> None:
         """Cut the weights."""
         own = parameters_of(module)

@@ -48,6 +48,10 @@ class CuttingStyle(ParallelStyle):
         """Raise what :meth:`apply` would raise, and change nothing."""
         self._planned(module, device_mesh)
 
+    def lays_out(self, module: Module) -> list[Module]:
+        """The modules whose parameters become DTensors."""
+        return [module]
+
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Cut the module's parameters and let it run on this rank's pieces. All ranks of the mesh call."""
         forward = self._planned(module, device_mesh)

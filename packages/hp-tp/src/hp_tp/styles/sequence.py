@@ -72,6 +72,15 @@ class SequenceParallel(ParallelStyle):
                 f"{len(modules) - 1}: apply the style to them"
             )
 
+    def lays_out(self, module: Module) -> list[Module]:
+        """The modules whose parameters become DTensors: those that have some, of all inside."""
+        platform = get_platform()
+        return [
+            each
+            for _, each in platform.named_modules(module)
+            if [*platform.named_parameters(each, recurse=False)]
+        ]
+
     def apply(self, module: Module, device_mesh: Any) -> Module:
         """Let the parameters be DTensors that are whole everywhere, and forward run on parts of the sequence."""
         self.check(module, device_mesh)

@@ -100,6 +100,10 @@ class Linear2DParallel(ParallelStyle):
             )
         self._checked(module)
 
+    def lays_out(self, module: Any) -> list[Any]:
+        """The modules whose parameters become DTensors."""
+        return [module]
+
     def apply(self, module: Any, device_mesh: Any) -> Any:
         """Cut the layer's parameters and exchange its forward; returns the layer. All ranks of the mesh call."""
         self.check(module, device_mesh)
