@@ -76,3 +76,20 @@ def test_a_leaf_has_no_turn(platform, leaf, lacks):
     for ask in (platform.backward_turn, lambda x: platform.set_backward_turn(x, 1)):
         with pytest.raises(ValueError, match="no turn"):
             ask(leaf([1.0]))
+
+
+def test_a_node_that_runs_is_known_by_its_name(platform, leaf, lacks):
+    def forward(ctx: Any, x: Any) -> Any:
+        return platform.detach(x)
+
+    def backward(ctx: Any, gradient: Any) -> Any:
+        names.append(platform.backward_operation())
+        return gradient
+
+    names: list[str | None] = []
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    y = type("Noted", (platform.Function,), parts).apply(leaf([1.0]))
+    assert platform.backward_operation() is None
+    platform.backward([platform.sum(y)])
+    assert names == [None if lacks("backward_turns") else "NotedBackward"]
+    assert platform.backward_operation() is None

@@ -176,6 +176,10 @@ class MindSporeAutogradOps:
         """MindSpore's casts belong to modules."""
         return nullcontext
 
+    def backward_operation(self) -> str | None:
+        """MindSpore's engine tells nobody."""
+        return None
+
     def backward_turn(self, x: mindspore.Tensor) -> int:
         """MindSpore's engine tells nobody."""
         raise _no_turns("backward_turn")

@@ -118,6 +118,12 @@ class AutogradOps(Protocol):
         """Whether a graph is being walked now, by this thread: whether :meth:`queue_backward_callback` may be called."""
         ...
 
+    def backward_operation(self) -> str | None:
+        """The graph's node that runs now, in this thread, as the framework calls it (``"MulBackward0"``); None outside of a backward and
+        where the framework does not say.
+        """
+        ...
+
     def backward_turn(self, x: Tensor) -> int:
         """When what made ``x`` has its turn in backward: of the nodes of a graph that are ready the one with the highest number runs
         first, and what is recorded later has a higher one. Needs ``supports("backward_turns")``.

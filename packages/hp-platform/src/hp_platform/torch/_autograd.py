@@ -149,6 +149,11 @@ class TorchAutogradOps:
         """Whether this thread walks a graph."""
         return bool(torch._C._current_graph_task_id() != -1)
 
+    def backward_operation(self) -> str | None:
+        """The name of the node, which torch has named for what made it."""
+        node = torch._C._current_autograd_node()
+        return None if node is None else str(node.name())
+
     def backward_turn(self, x: torch.Tensor) -> int:
         """Its node's sequence number, which counts the nodes that this thread has made."""
         return int(_node(x)._sequence_nr())

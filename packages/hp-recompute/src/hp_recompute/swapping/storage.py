@@ -104,8 +104,10 @@ class SavedTensor:
         if not self.is_intact():
             shape, dtype = tuple(self.shape), self._platform.dtype_name(self.dtype)
             tag = self.storage.group.tag_of(self.storage) if self.storage is not None else None
+            operation = self._platform.backward_operation()
             raise RuntimeError(
-                f"{self._name}{f' ({tag})' if tag else ''}, {dtype} of shape {shape}, has been modified by an inplace operation since it was "
+                f"{self._name}{f' ({tag})' if tag else ''}, {dtype} of shape {shape}, "
+                f"{f'which {operation} needs, ' if operation else ''}has been modified by an inplace operation since it was "
                 "saved for backward (swap keeps it): clone it before the write, or leave out the in-place operation"
             )
         if self.storage is not None:
