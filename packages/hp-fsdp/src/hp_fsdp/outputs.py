@@ -46,13 +46,11 @@ class Outputs:
 
     def _copied(self, spans: list[tuple[int, int]], x: Any) -> Any:
         """A copy of ``x`` if it lies in one of the spans."""
-        if isinstance(x, DTensor):
-            local = x.to_local()
-            return x if self._copied(spans, local) is local else self.platform.clone(x)
-        if type(x) not in self._plain:
+        local = x.to_local() if isinstance(x, DTensor) else x
+        if type(local) not in self._plain:
             return x
         try:
-            address = self.platform.data_ptr(x)
+            address = self.platform.data_ptr(local)
         except RuntimeError:  # sparse tensors have none
             return x
         for start, end in spans:
