@@ -77,7 +77,8 @@ class Runs:
         """Index of the first element of the runs ``first ... last - 1``: int64."""
         import numpy as np
 
-        left = np.arange(first, last, dtype=np.int64)
+        # Declared: the stubs of older releases of NumPy, which Python 3.10 gets, know a quotient's width no more.
+        left: numpy.ndarray[Any, numpy.dtype[numpy.int64]] = np.arange(first, last, dtype=np.int64)
         starts = np.full(last - first, self.base, dtype=np.int64)
         for count, distance in reversed(self.outer):
             starts = starts + left % count * distance
