@@ -7,11 +7,11 @@ the picture of that name among the pages.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from hp_platform.testing.programs import Programs
 
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -32,11 +32,9 @@ def test_the_guides_have_programs() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_program_prints_what_its_page_says(name: str, tmp_path: Path) -> None:
+def test_the_program_prints_what_its_page_says(name: str, programs: Programs, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(PROGRAMS[name])
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = programs.run("torch", ["example.py"], cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     expected = PRINTED.findall(PROGRAMS[name])
     assert expected, "a program of a guide prints something, with the text in a comment behind the print"

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hp_platform.testing.backends import select
+from hp_platform.testing.programs import Programs
 from hyper_parallel.trainer.command import main
 
 SMALL = [
@@ -50,6 +51,14 @@ def command(*arguments: str | Path) -> list[str]:
 def train(*arguments: str | Path) -> str:
     """What a successful run prints."""
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def train_warm(programs: Programs, backend: str, *arguments: str | Path) -> str:
+    """The same from an interpreter that has its framework imported: for what depends on nothing of the start."""
+    options = ["-m", "hyper_parallel", "train", *PLACE[backend], *SMALL, *arguments]
+    done = programs.run(backend, [str(option) for option in options], cwd=Path.cwd(), timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -95,11 +104,13 @@ def test_it_learns_and_leaves_its_results(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "npu"])  # HCCL does not reduce float64
-def test_in_float64_it_equals_one_process(backend: str, optimizer: str, tmp_path: Path) -> None:
+def test_in_float64_it_equals_one_process(
+    backend: str, optimizer: str, programs: Programs, tmp_path: Path
+) -> None:
     nproc = "3" if backend == "torch" else "2"  # 256 rows over 3 ranks: uneven shards
-    output = train(
-        *PLACE[backend],
-        *SMALL,
+    output = train_warm(
+        programs,
+        backend,
         "--nproc",
         nproc,
         "--steps",
@@ -129,16 +140,16 @@ def test_in_float64_it_equals_one_process(backend: str, optimizer: str, tmp_path
 @pytest.mark.once
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_resumed_by_another_number_of_processes_it_ends_as_if_never_stopped(
-    optimizer: str, tmp_path: Path
+    optimizer: str, programs: Programs, tmp_path: Path
 ) -> None:
-    base = [*PLACE["torch"], *SMALL, "--dtype", "float64", "--optimizer", optimizer]
-    train(*base, "--nproc", "2", "--steps", "8", "--out", tmp_path / "whole")
+    base = ["--dtype", "float64", "--optimizer", optimizer]
+    train_warm(programs, "torch", *base, "--nproc", "2", "--steps", "8", "--out", tmp_path / "whole")
     part = tmp_path / "part"
     shutil.copytree(tmp_path / "whole", part)
     # As if it had been killed after the checkpoint at step 4, while writing the next one.
     (part / "checkpoints" / "latest").write_text("000001\n")
     (part / "checkpoints" / "000002" / "index.json").unlink()
-    train(*base, "--nproc", "3", "--steps", "8", "--resume", "--out", part)
+    train_warm(programs, "torch", *base, "--nproc", "3", "--steps", "8", "--resume", "--out", part)
     assert [row["step"] for row in rows(part)] == list(range(1, 9))
     ours, whole = load_file(part / "model.safetensors"), load_file(tmp_path / "whole" / "model.safetensors")
     for name, x in ours.items():
@@ -247,9 +258,9 @@ def test_bad_input_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.once
 def test_a_checkpoint_of_another_model_is_not_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(*PLACE["torch"], *SMALL, "--nproc", "1", "--steps", "1", "--out", tmp_path)
+    train_warm(programs, "torch", "--nproc", "1", "--steps", "1", "--out", tmp_path)
     arguments = [*SMALL, "--nproc", "1", "--device", "cpu", "--out", str(tmp_path), "--resume"]
     assert main([*arguments, "--steps", "1"]) == 2
     assert "has 1 steps already; ask for more with --steps" in capsys.readouterr().err

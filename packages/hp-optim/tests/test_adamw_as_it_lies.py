@@ -121,7 +121,8 @@ def test_state_of_a_run_in_a_narrower_dtype_is_widened_and_rounds_no_parameter(
         beta = 0.9 if key == "exp_avg" else 0.999
         wanted = old + (1 - old) * (1 - beta)
         wanted = np.maximum(old, wanted) if key == "max_exp_avg_sq" else wanted
-        np.testing.assert_allclose(whole(world, found), wanted, rtol=1e-5)
+        # A GPU's kernel computes 1 - 0.999 in float32, 1.3e-5 of it off; a state left in bfloat16 would be 1e-3 off.
+        np.testing.assert_allclose(whole(world, found), wanted, rtol=6e-5)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])

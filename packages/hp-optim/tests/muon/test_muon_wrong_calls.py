@@ -203,7 +203,8 @@ def test_momentum_of_a_run_in_a_narrower_dtype_is_widened(world: World) -> None:
     platform.set_grad(narrow, platform.full((4, 3), 1.0, "bfloat16", world.device))
     before = Muon([narrow])
     before.step()
-    weight, gradient = parameter(4, 3), np.arange(12.0, dtype="float32").reshape(4, 3) / 1000
+    weight = platform.parameter(platform.full((4, 3), 1.0, "float32", world.device))
+    gradient = np.arange(12.0, dtype="float32").reshape(4, 3) / 1000
     platform.set_grad(weight, platform.tensor(gradient, "float32", world.device))
     optimizer = Muon([weight])
     optimizer.load_state_dict(before.state_dict())

@@ -70,6 +70,10 @@ checkpoint_runs: ContextVar[tuple[Any, ...]] = ContextVar("hp_checkpoint_runs", 
 """First and second runs of checkpointed functions that are under way, innermost last."""
 
 
+start_of_workers: ContextVar[Any] = ContextVar("hp_start_of_workers", default=None)
+"""How workers are started (:class:`hp_platform.launch._child.Start`) if not as fresh Pythons: the harness forks those of a program."""
+
+
 collective_keepers: ContextVar[tuple[Any, ...]] = ContextVar("hp_collective_keepers", default=())
 """Who keeps or gives results of collectives, innermost last; see :mod:`hp_platform.keeping`."""
 

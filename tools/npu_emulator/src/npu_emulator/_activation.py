@@ -7,6 +7,8 @@ prints what a .pth line raises. All that can go wrong is reported by the `import
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -60,12 +62,24 @@ class _TorchNpuFinder:
 
         def exec_module(module: object) -> None:
             _before_torch_npu()
-            execute(module)  # type: ignore[arg-type]
+            with _in_a_small_folder():
+                execute(module)  # type: ignore[arg-type]
             _after_torch_npu()
 
         # On the instance: the loader keeps its type and all its other methods.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+@contextmanager
+def _in_a_small_folder() -> Iterator[None]:
+    """Without ASCEND_HOME_PATH torch_npu looks for files of CANN in all folders below the current one: seconds in a repository."""
+    before = os.getcwd()
+    os.chdir(Path(__file__).parent)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _before_torch_npu() -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from hp_platform import _process
+from hp_platform.launch._child import Start, start_fresh
 from hp_platform.launch._environment import DEFAULT_ADDRESS, LAUNCH_VARIABLES
 from hp_platform.launch._errors import (
     SETTLE_CONSEQUENCE_SECONDS,
@@ -32,13 +33,13 @@ DEFAULT_START_GRACE = 120.0
 
 
 class WorkerGroup:
-    """``num_processes`` fresh Python processes with torchrun's variables; rank i is the i-th.
+    """``num_processes`` new Python processes with torchrun's variables; rank i is the i-th.
 
     Belongs to the thread that made it. Any failure ends all of them; a group is not used again after that.
 
     ``env`` is laid over the variables of this process. With ``capture`` the workers' standard streams go into files that
     :meth:`output` reads, else they are this process' own. ``start_grace`` is the time in seconds that a process may take
-    until it is up.
+    until it is up; ``start`` is how it is started (None: as a fresh Python, unless the harness runs the program).
     """
 
     def __init__(
@@ -48,16 +49,19 @@ class WorkerGroup:
         env: Mapping[str, str] | None = None,
         capture: bool = False,
         start_grace: float = DEFAULT_START_GRACE,
+        start: Start | None = None,
     ) -> None:
         self._ports = reserve_ports()
         self._folder = tempfile.TemporaryDirectory(prefix="hp-launch-")
         self._workers: list[WorkerProcess] = []
         self.is_alive = True
         try:
+            start = start or _process.start_of_workers.get() or start_fresh
             common = _common_environment(num_processes, self._ports, env or {})
             for rank in range(num_processes):
                 variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self._workers.append(WorkerProcess(rank, variables, Path(self._folder.name), capture=capture))
+                folder = Path(self._folder.name)
+                self._workers.append(WorkerProcess(rank, variables, folder, capture=capture, start=start))
             self._collect("start", start_grace)
         except BaseException:
             self.kill()

@@ -30,16 +30,16 @@ SUMMARY_LENGTH = 300
 _PR_SET_PDEATHSIG = 1
 
 
-def main(connection: Connection, boot: dict[str, Any]) -> NoReturn:
+def main(connection: Connection, control_fd: int, boot: dict[str, Any]) -> NoReturn:
     """Serve until told to exit. ``boot`` is what :class:`WorkerProcess` has sent first."""
-    _die_with(boot["parent_pid"])
+    die_with(boot["parent_pid"])
     stacks = Path(boot["stacks_file"]).open("a")  # noqa: SIM115 - faulthandler writes to it until the process ends
     faulthandler.enable(file=stacks)
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     sys.argv = boot["argv"]
-    for descriptor in (connection.fileno(), boot["control_fd"]):
+    for descriptor in (connection.fileno(), control_fd):
         os.set_inheritable(descriptor, False)
-    control = socket.socket(fileno=boot["control_fd"])
+    control = socket.socket(fileno=control_fd)
     threading.Thread(target=_answer_questions, args=(control,), name="hp-launch-control", daemon=True).start()
     connection.send(("ready", None))
     while True:
@@ -62,7 +62,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
     """Let the kernel kill this process when the parent (strictly: the parent's thread that started it) ends.
 
     The control channel notices that too, but a thread needs the interpreter's lock, which the main thread may hold.

@@ -1,4 +1,4 @@
-"""The parent's side of one worker: start it, talk to it, learn how it ended, look at its stacks, end it."""
+"""The parent's side of one worker: talk to it, learn how it ended, look at its stacks, end it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -14,13 +13,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hp_platform.launch._child import Child, Start
 from hp_platform.launch._errors import Failure
 from hp_platform.launch._worker import STACKS_SIGNAL
 
-_BOOTSTRAP = (
-    "import sys; from multiprocessing.connection import Connection; c = Connection(int(sys.argv[1])); b = c.recv(); "
-    "sys.path[:] = b['sys_path']; from hp_platform.launch._worker import main; main(c, b)"
-)
 TERMINATE_SECONDS = 1.0
 """Between the polite signal and the other one."""
 STACKS_SECONDS = 2.0
@@ -31,53 +27,42 @@ OWN_FRAME = "hp_platform/launch/_worker.py"
 
 
 class WorkerProcess:
-    """A fresh Python process that runs what it is sent. It leads its own process group, so that its children end with it."""
+    """A Python process that runs what it is sent. It leads its own process group, so that its children end with it."""
 
-    def __init__(self, rank: int, env: Mapping[str, str], folder: Path, *, capture: bool) -> None:
+    def __init__(
+        self, rank: int, env: Mapping[str, str], folder: Path, *, capture: bool, start: Start
+    ) -> None:
         self.rank = rank
         self.output_file = folder / f"rank{rank}.output"
         self._stacks_file = folder / f"rank{rank}.stacks"
         ours, theirs = socket.socketpair()
         self._control, their_control = socket.socketpair()
-        command = [
-            sys.executable,
-            *(f"-W{option}" for option in sys.warnoptions),
-            "-u",
-            "-c",
-            _BOOTSTRAP,
-            str(theirs.fileno()),
-        ]
         with theirs, their_control:
             output = self.output_file.open("ab") if capture else None
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    env=dict(env),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(theirs.fileno(), their_control.fileno()),
-                    start_new_session=True,
+                self.child: Child = start(
+                    env,
+                    (theirs.fileno(), their_control.fileno()),
+                    None if output is None else output.fileno(),
                 )
             finally:
                 if output is not None:
                     output.close()
-            self.connection: Connection = Connection(ours.detach())
-            self.send(
-                {
-                    "rank": rank,
-                    "parent_pid": os.getpid(),
-                    "sys_path": list(sys.path),
-                    "argv": list(sys.argv),
-                    "control_fd": their_control.fileno(),
-                    "stacks_file": str(self._stacks_file),
-                }
-            )
+        self.connection: Connection = Connection(ours.detach())
+        self.send(
+            {
+                "rank": rank,
+                "parent_pid": self.child.parent_pid,
+                "sys_path": list(sys.path),
+                "argv": list(sys.argv),
+                "stacks_file": str(self._stacks_file),
+            }
+        )
 
     @property
     def pid(self) -> int:
         """The process, and the process group, of the worker."""
-        return self._process.pid
+        return self.child.pid
 
     def send(self, message: Any) -> None:
         """Give the worker a message; a dead worker takes none, which whoever waits for its answer learns then."""
@@ -87,16 +72,8 @@ class WorkerProcess:
             self.wait(TERMINATE_SECONDS)
 
     def exit_code(self) -> int | None:
-        """None while it runs; else its code, negative for a signal. The process stays unreaped, so its group's id stays ours."""
-        if self._process.returncode is not None:
-            return self._process.returncode
-        try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return self._process.wait()  # somebody else has reaped it: Popen knows what to say then
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        """None while it runs; else its code, negative for a signal."""
+        return self.child.exit_code()
 
     def wait(self, seconds: float) -> bool:
         """Whether it ends within that time."""
@@ -169,7 +146,7 @@ class WorkerProcess:
 
 def end_all(workers: Iterable[WorkerProcess]) -> None:
     """End the workers and all their children: ask, then kill. Returns when they are gone."""
-    workers = [worker for worker in workers if worker._process.returncode is None]
+    workers = [worker for worker in workers if not worker.child.is_reaped]
     for worker in workers:
         _signal_group(worker, signal.SIGTERM)
     deadline = time.monotonic() + TERMINATE_SECONDS
@@ -178,7 +155,7 @@ def end_all(workers: Iterable[WorkerProcess]) -> None:
     for worker in workers:
         _signal_group(worker, signal.SIGKILL)
     for worker in workers:
-        worker._process.wait()
+        worker.child.reap()
         worker.connection.close()
         worker._control.close()
 

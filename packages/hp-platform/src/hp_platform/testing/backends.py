@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,17 +48,31 @@ class Backend:
     """Tests of more ranks run on this many unless they insist: slow backends."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the workers."""
+    imported_before: tuple[str, ...] = ()
+    """What the process has imported that the workers are forked from; see :meth:`before_fork`."""
     sharing: Mapping[str, str] = field(default_factory=dict)
     """Variables of a worker that shares its device with others, ``{rank}`` its rank; none where they cannot."""
+
+    def before_fork(self, variables: Mapping[str, str]) -> tuple[str, ...]:
+        """What :mod:`hp_platform.testing.fork_server` imports; none: each worker is a fresh Python.
+
+        None on a real accelerator: what has looked for its driver while it was imported is not to be forked. None but on Linux,
+        which ends children with their parents.
+        """
+        is_real = self.device_file and not variables.get(self.emulated_by)
+        return () if is_real or sys.platform != "linux" else self.imported_before
 
 
 _TORCH = {ENVIRONMENT_VARIABLE: "torch", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 """torch_npu is imported by whoever wants it: loaded by itself, it breaks `import torch` where there is no CANN."""
 
+_OF_TORCH = ("numpy.random", "torch", "torch._dynamo")
+"""The last one is what the first optimizer of a process imports; it takes as long as torch itself."""
+
 BACKENDS: Mapping[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("torch", "cpu", "gloo", ("torch",), "torch", environment=_TORCH),
+        Backend("torch", "cpu", "gloo", ("torch",), "torch", environment=_TORCH, imported_before=_OF_TORCH),
         Backend(
             "cuda",
             "cuda",
@@ -83,6 +98,7 @@ BACKENDS: Mapping[str, Backend] = {
             emulated_by="NPU_EMULATOR",
             usual_max_size=2,
             environment=_TORCH,
+            imported_before=(*_OF_TORCH, "torch_npu"),
         ),
         # Waiting ranks spin: more than two of them slow a small machine down for all.
         # GLOG_v=3: errors only; MindSpore's dozens of warnings per process would bury a test's own output.
@@ -94,6 +110,7 @@ BACKENDS: Mapping[str, Backend] = {
             "mindspore",
             usual_max_size=2,
             environment={ENVIRONMENT_VARIABLE: "mindspore", "GLOG_v": "3"},
+            imported_before=("numpy.random", "mindspore"),
         ),
     )
 }

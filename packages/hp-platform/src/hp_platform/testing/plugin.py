@@ -23,6 +23,7 @@ from hp_platform.testing.backends import (
 )
 from hp_platform.testing.decorator import Case, Distributed, cases, tag_of
 from hp_platform.testing.pool import Pool, PoolCache, TestFailedError
+from hp_platform.testing.programs import Programs
 from hp_platform.testing.strictness import Filters
 
 _SELECTION = pytest.StashKey[Selection]()
@@ -60,6 +61,12 @@ def world(request: pytest.FixtureRequest) -> Case:
         )
     case: Case = request.param
     return case
+
+
+@pytest.fixture(scope="session")
+def programs(request: pytest.FixtureRequest) -> Programs:
+    """Runs Python programs of the test's own, from an interpreter that has its framework imported."""
+    return Programs(request.config.stash[_POOLS].servers)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,7 +120,14 @@ def _run(item: pytest.Function, tag: Distributed, case: Case) -> Outcome:
     pools = item.config.stash[_POOLS]
     if not tag.isolated:
         return pools.get(case.backend, case.world_size, call.filters).run(call, timeout=tag.timeout)
-    pool = Pool(case.backend, case.world_size, init=tag.init, filters=call.filters, scale=pools.scale)
+    pool = Pool(
+        case.backend,
+        case.world_size,
+        init=tag.init,
+        filters=call.filters,
+        scale=pools.scale,
+        servers=pools.servers,
+    )
     try:
         return pool.run(call, timeout=tag.timeout, check_step=False)
     finally:

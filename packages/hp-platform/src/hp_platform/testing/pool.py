@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from hp_platform.launch import WorkerError
+from hp_platform.launch._child import Start, start_fresh
 from hp_platform.launch._group import WorkerGroup
 from hp_platform.testing._remote import Outcome, TestCall, meet, prepare, run_test
 from hp_platform.testing.backends import PLAIN, known
+from hp_platform.testing.fork_server import ForkServers
 from hp_platform.testing.strictness import Filters
 
 MAX_IDLE = 4
@@ -35,10 +39,20 @@ class TestFailedError(Exception):
 class Pool:
     """Workers of one backend and size that have joined one world.
 
-    ``scale`` multiplies all time limits. TestFailedError if they do not start.
+    ``scale`` multiplies all time limits; ``servers`` fork the workers of backends that allow it (None: all are fresh Pythons).
+    TestFailedError if they do not start.
     """
 
-    def __init__(self, backend: str, size: int, *, init: bool, filters: Filters, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        backend: str,
+        size: int,
+        *,
+        init: bool,
+        filters: Filters,
+        scale: float = 1.0,
+        servers: ForkServers | None = None,
+    ) -> None:
         self.backend = known(backend)
         self.size = size
         self.has_world = init and self.backend is not PLAIN
@@ -46,7 +60,11 @@ class Pool:
         self._num_meetings = 0
         try:
             self._group = WorkerGroup(
-                size, env=self.backend.environment, capture=True, start_grace=START_SECONDS * scale
+                size,
+                env=self.backend.environment,
+                capture=True,
+                start_grace=START_SECONDS * scale,
+                start=self._way_to_start(servers),
             )
         except WorkerError as error:
             raise TestFailedError(
@@ -102,6 +120,10 @@ class Pool:
             self._group.close()
         self._group.discard()
 
+    def _way_to_start(self, servers: ForkServers | None) -> Start:
+        modules = self.backend.before_fork(os.environ)
+        return partial(servers.start, modules) if servers is not None and modules else start_fresh
+
     def _end(self) -> list[str]:
         """Kill the workers; what they have written."""
         self._group.kill()
@@ -153,6 +175,7 @@ class PoolCache:
 
     def __init__(self, *, scale: float = 1.0, max_idle: int = MAX_IDLE) -> None:
         self.scale = scale
+        self.servers = ForkServers()
         self._max_idle = max_idle
         self._pools: OrderedDict[tuple[str, int], Pool] = OrderedDict()
 
@@ -163,14 +186,15 @@ class PoolCache:
         if pool is None or not pool.is_alive:
             while len(self._pools) >= self._max_idle:
                 self._pools.popitem(last=False)[1].close()
-            pool = Pool(backend, size, init=True, filters=filters, scale=self.scale)
+            pool = Pool(backend, size, init=True, filters=filters, scale=self.scale, servers=self.servers)
         self._pools[key] = pool
         return pool
 
     def close(self) -> None:
-        """End all pools."""
+        """End all pools, and the servers."""
         while self._pools:
             self._pools.popitem()[1].close()
+        self.servers.close()
 
 
 class _DisagreementError(Exception):
