@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,12 +44,13 @@ class Stream:
 
 class Device:
     def __init__(self) -> None:
+        self.name = f"device {uuid.uuid4()}"  # side streams are kept by this: an id would come again
         self.log: list[tuple[str, str]] = []
         self.now = self.computation = Stream("computation", self.log)
         self.missing = get_platform().device("cpu").missing
 
     def current(self) -> str:
-        return f"device {id(self)}"  # side streams are kept by this
+        return self.name
 
     def new_stream(self, *, high_priority: bool) -> Stream:
         return Stream("side", self.log)
