@@ -248,6 +248,11 @@ spawn(work, 2)
         (lambda: spawn(rank, "2"), ValueError, "num_processes='2'"),
         (lambda: spawn(rank, True), ValueError, "num_processes=True"),
         (lambda: spawn("rank", 1), TypeError, "spawn runs a function; it got 'rank', which cannot be called"),
+        (
+            lambda: spawn(rank, 2, ["a", 1]),
+            TypeError,
+            "device=['a', 1]: give the kind of device by its name, such as 'cpu'; what fn is called with goes into args= and",
+        ),
     ],
 )
 def test_wrong_calls_are_refused(wrong, kind, message) -> None:

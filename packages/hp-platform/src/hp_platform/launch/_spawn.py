@@ -42,12 +42,16 @@ def spawn(
     Raises :class:`WorkerError` with the traceback of the rank that failed first, when one raises or dies; the others are
     ended, within 5 seconds, before it is raised. A lost connection or a time-out counts as first only if nothing else is
     reported within 2 seconds. Raises :class:`WorkerTimeoutError` with the stacks of those that are late, ValueError for a
-    number of processes below 1, TypeError for an ``fn`` that cannot be called.
+    number of processes below 1, TypeError for an ``fn`` that cannot be called and for a device that is no name.
     """
     if not callable(fn):
         raise TypeError(f"spawn runs a function; it got {fn!r}, which cannot be called")
     if type(num_processes) is not int or num_processes < 1:
         raise ValueError(f"num_processes={num_processes!r}: give the number of processes to start, 1 or more")
+    if device is not None and not isinstance(device, str):
+        raise TypeError(
+            f"device={device!r}: give the kind of device by its name, such as 'cpu'; what fn is called with goes into args= and kwargs="
+        )
     with WorkerGroup(num_processes, env=env, start_grace=start_grace) as group:
         try:
             if device is not None:
