@@ -14,7 +14,8 @@ Switch it on with ``pytest -p hp_platform.testing.plugin`` or in ``addopts``. A 
         counted.assert_counts(all_reduce=1 if world.size > 1 else 0)
 
 The test function runs on every rank, in worker processes that start once per run. Its fixtures and parameters are made in
-the pytest process and sent to the workers. Which backends run is chosen by ``HP_TEST_BACKENDS``.
+the pytest process and sent to the workers. Which backends run is chosen by ``HP_TEST_BACKENDS``. The fixture ``programs``
+(:class:`hp_platform.testing.programs.Programs`) runs a whole Python program, such as an example of a guide.
 """
 
 from typing import TYPE_CHECKING
