@@ -71,16 +71,8 @@ class FreshChild:
 
 def start_fresh(env: Mapping[str, str], channels: tuple[int, int], output: int | None) -> FreshChild:
     """See :class:`Start`."""
-    command = [
-        sys.executable,
-        *(f"-W{option}" for option in sys.warnoptions),
-        "-u",
-        "-c",
-        _BOOTSTRAP,
-        *map(str, channels),
-    ]
     process = subprocess.Popen(
-        command,
+        python_command(_BOOTSTRAP, *map(str, channels)),
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -89,6 +81,11 @@ def start_fresh(env: Mapping[str, str], channels: tuple[int, int], output: int |
         start_new_session=True,
     )
     return FreshChild(process)
+
+
+def python_command(program: str, *arguments: str) -> list[str]:
+    """What runs ``program`` in an interpreter like this one: with its warnings, and output that is not held back."""
+    return [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-u", "-c", program, *arguments]
 
 
 def code_of(found: os.waitid_result) -> int:

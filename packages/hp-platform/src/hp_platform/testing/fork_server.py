@@ -19,7 +19,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from hp_platform.launch._child import FreshChild
+from hp_platform.launch._child import FreshChild, python_command
 from hp_platform.launch._environment import LAUNCH_VARIABLES
 from hp_platform.testing._fork_client import ForkClient, ForkedChild
 
@@ -85,7 +85,7 @@ class _Server:
         )
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-u", "-c", program],
+                python_command(program),
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
