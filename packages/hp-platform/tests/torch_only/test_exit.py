@@ -20,9 +20,13 @@ pytestmark = [
 # What is registered first runs last: after everything that the library does at exit.
 PROGRAM = """
 import atexit, os
+def name(task):
+    try:
+        return open(f"/proc/self/task/{task}/comm").read().strip()
+    except (FileNotFoundError, ProcessLookupError):  # it ended after it was listed
+        return ""
 def threads():
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return sum(name.startswith("pt_gloo") for name in names)
+    return sum(name(task).startswith("pt_gloo") for task in os.listdir("/proc/self/task"))
 atexit.register(lambda: print("at exit", threads()))
 import torch
 from hp_platform import collectives, init_device_mesh
