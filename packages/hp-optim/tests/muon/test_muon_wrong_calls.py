@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_dtensor import DTensor, Partial, Shard, distribute_tensor
+from hp_dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from hp_optim import Muon
 from hp_platform import get_platform, init_device_mesh
 from hp_platform.testing import World, distributed
@@ -124,6 +124,69 @@ def test_a_state_dict_of_other_shards_is_refused(world: World) -> None:
     message = r"the momentum of parameter 'w' of shape \(5, 4\) has shape \(\d, 4\) on this rank, which holds \(5, 2\)"
     with pytest.raises(RuntimeError, match=message):
         second.step()
+
+
+@distributed(world_size=1)
+def test_a_step_that_is_refused_is_not_counted_and_makes_no_state(world: World) -> None:
+    platform = world.platform
+    given, new = parameter(3, 4), parameter(4, 5)
+    optimizer = Muon([{"params": [new]}, {"params": [given]}], ns_dtype="float32")
+    platform.set_grad(new, None)
+    optimizer.step()
+    momentum = optimizer.state[given]["momentum_buffer"]
+    platform.set_grad(new, platform.full((4, 5), 1.0, "float32"))
+    optimizer.state[given]["momentum_buffer"] = platform.full((3, 5), 1.0, "float32")
+    optimizer.param_groups[0]["ns_steps"] = 4
+    with pytest.raises(RuntimeError, match="the momentum of parameter"):
+        optimizer.step()
+    assert [group["step"] for group in optimizer.param_groups] == [1, 1]
+    assert not optimizer.state.get(new)
+    optimizer.state[given]["momentum_buffer"] = momentum
+    optimizer.step()
+    assert [group["step"] for group in optimizer.param_groups] == [2, 2]
+
+
+@distributed(world_size=4, backends=["torch"])
+def test_a_state_dict_of_shards_of_the_same_shape_that_lie_elsewhere_is_refused_on_all_ranks(
+    world: World,
+) -> None:
+    platform = world.platform
+    mesh = init_device_mesh(world.device_type, (2, 2))
+
+    def optimizer(*placements: Any) -> Any:
+        value = platform.full((6, 4), 1.0, "float32", world.device)
+        weight = distribute_tensor(value, mesh, placements).requires_grad_(True)
+        weight.grad = distribute_tensor(value, mesh, placements)
+        return Muon([("w", weight)])
+
+    first, second = optimizer(Shard(0), Replicate()), optimizer(Replicate(), Shard(0))
+    first.step()
+    second.load_state_dict(first.state_dict())
+    message = r"momentum of parameter 'w' of shape \(6, 4\) lies as .*so a rank has other elements of it than of the"
+    with pytest.raises(RuntimeError, match=message):
+        second.step()
+
+
+@distributed(world_size=2, backends=["torch"])
+def test_a_state_dict_of_the_same_shards_of_another_mesh_is_taken(world: World) -> None:
+    platform = world.platform
+    value = platform.full((6, 4), 1.0, "float32", world.device)
+
+    def optimizer() -> Any:
+        mesh = init_device_mesh(world.device_type, (2,))
+        weight = distribute_tensor(value, mesh, [Shard(0)]).requires_grad_(True)
+        weight.grad = distribute_tensor(value, mesh, [Shard(0)])
+        return Muon([("w", weight)])
+
+    first, second = optimizer(), optimizer()
+    first.step()
+    second.load_state_dict(first.state_dict())
+    first.step()
+    second.step()
+    (one,), (other,) = (
+        [x["momentum_buffer"].to_local() for x in each.state.values()] for each in (first, second)
+    )
+    assert np.array_equal(platform.to_numpy(one), platform.to_numpy(other))
 
 
 @distributed(world_size=1)

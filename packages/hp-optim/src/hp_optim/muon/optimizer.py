@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from hp_dtensor.placements import Partial
-from hp_dtensor.spec import shown
-from hp_optim.base import OptimizerSteps, gradient_of, own_gradient
-from hp_optim.checks import PARAMS, check_learning_rate, check_number
+from hp_optim.base import STEP, OptimizerSteps, gradient_of, own_gradient
+from hp_optim.checks import PARAMS
 from hp_optim.groups import Group
 from hp_optim.muon import placed
+from hp_optim.muon.batches import Batch
+from hp_optim.muon.checks import check_group
 from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
+from hp_optim.muon.devices import Devices
 from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.offloaded import OffloadedStep
@@ -133,36 +134,9 @@ class MuonSteps(OptimizerSteps):
         labels = [[label for _, label in named(group)] for group in self.param_groups]
         check_patterns(type(self).__name__, [group["split"] for group in self.param_groups], labels)
 
-    # --- checks
     def _check_group(self, group: Group) -> None:
-        name, platform = type(self).__name__, self.platform
-        check_learning_rate(platform, name, group["lr"])
-        check_number(name, "weight_decay", group["weight_decay"], advice="give 0.1, or 0 for none")
-        check_number(name, "momentum", group["momentum"], below=1.0, advice="give 0.95")
-        scale_rule(group["scale"], group["matched_adamw_rms"])
-        coefficients_of(group["ns_coefficients"]).of_steps(group["ns_steps"])
-        given = group["ns_dtype"]
-        if given is not None and not platform.is_floating(platform.dtype(given)):
-            raise ValueError(
-                f"{name}: ns_dtype is {platform.dtype_name(platform.dtype(given))!r}; the iteration needs a floating dtype: give "
-                "'bfloat16', 'float16', 'float32' or 'float64', or leave it out"
-            )
+        check_group(self.platform, type(self).__name__, group)
         self._check_offload(group)
-        cap = group["memory_cap"]
-        if isinstance(cap, bool) or not isinstance(cap, int) or cap < 1:
-            raise ValueError(
-                f"{name}: memory_cap is {cap!r}; expected bytes, a whole number of at least 1, as the usual {MEMORY_CAP}"
-            )
-        for parameter, label in named(group):
-            matrices_of(
-                tuple(parameter.shape), rule_for(label, tuple(parameter.shape), group["split"]), name=label
-            )
-            placements = getattr(parameter, "placements", ())
-            if any(isinstance(placement, Partial) for placement in placements):
-                raise ValueError(
-                    f"{name}: a parameter of shape {tuple(parameter.shape)} lies as {shown(placements)}, and its values are sums over "
-                    "ranks: redistribute it to Shard or Replicate, then make the optimizer"
-                )
 
     # --- state dicts
     def state_dict(self) -> dict[str, Any]:
@@ -194,13 +168,17 @@ class MuonSteps(OptimizerSteps):
         self._seen: list[Any] = []
 
     def _update(self) -> None:
-        updated, transfers, present, seen = self._gathered()
-        if self._plans is None:
-            cap = min(group["memory_cap"] for group in self.param_groups)
-            self._plans = Plans(self.platform, cap)
-        if seen != self._seen:
-            self._known, self._seen = self._describe(), seen
-        batches, devices = self._plans.batches(self._known, present), self._plans.devices
+        entries = self._entries
+        with_state = {parameter for parameter, entry in entries.items() if entry}
+        try:
+            updated, transfers, present, seen = self._gathered()
+            batches, devices = self._planned(present, seen)
+        except BaseException:  # a step that is refused leaves nothing behind
+            for parameter in [each for each in entries if each not in with_state]:
+                del entries[parameter]
+            raise
+        for group in self.param_groups:
+            group[STEP] = group[STEP] + 1
         if not transfers:
             run(self.platform, batches, Step(self.platform, updated, devices), devices)
             return
@@ -209,6 +187,16 @@ class MuonSteps(OptimizerSteps):
             run(self.platform, batches, step, devices)
         finally:  # also if a step fails: the memory of its copies is dropped
             step.end()
+
+    def _planned(self, present: list[int], seen: list[Any]) -> tuple[list[Batch], Devices]:
+        if self._plans is None:
+            cap = min(group["memory_cap"] for group in self.param_groups)
+            self._plans = Plans(self.platform, cap)
+        if seen != self._seen:
+            # Forgotten first: what is refused now is looked at again by the next step.
+            self._seen = []
+            self._known, self._seen = self._describe(), seen
+        return self._plans.batches(self._known, present), self._plans.devices
 
     def _gathered(self) -> tuple[list[Updated], dict[int, Transfers], list[int], list[Any]]:
         """What is updated; the ways to momentum on the host; which of all parameters these are; and what plans depend on of each."""
@@ -245,7 +233,6 @@ class MuonSteps(OptimizerSteps):
                     updated.append(Updated(local, own, momentum, rates[storage], *options))
                 seen.append((getattr(parameter, "_spec", None), kept, storage))
                 position = position + 1
-            group["step"] = group["step"] + 1
         return updated, on_host, present, seen
 
     def _kept(self, parameter: Any) -> Any:

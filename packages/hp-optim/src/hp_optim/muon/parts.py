@@ -112,6 +112,11 @@ def _sharing(spec: Spec, box: Box) -> Sharing:
     return Sharing(pieces, replica)
 
 
+def held_by_ranks(spec: Spec) -> dict[int, tuple[Held, ...]]:
+    """By global rank what it holds of the tensor."""
+    return {rank: held for rank, (_, held) in _held_on(spec).items()}
+
+
 def _held_on(spec: Spec) -> Mapping[int, tuple[tuple[int, ...], tuple[Held, ...]]]:
     """For each rank of the mesh its coordinate and what it holds; once for each spec."""
     key = ("what each rank holds", spec)

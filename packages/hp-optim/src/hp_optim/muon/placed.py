@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hp_dtensor.placements import Partial
+from hp_dtensor.spec import Spec
 from hp_optim.checks import NAMES, PARAMS
 from hp_optim.groups import Group
+from hp_optim.muon.parts import held_by_ranks
 from hp_optim.offload.home import StateHome
 from hp_optim.offload.transfers import HOST
 from hp_optim.pieces import like, local_of
@@ -60,11 +63,28 @@ def device_of_iteration(platform: Platform, spec: Any, storage: str) -> str:
 
 
 def check_momentum(state: dict[str, Any] | None, parameter: Any, label: str) -> None:
-    """RuntimeError for a momentum that was loaded from other shards."""
-    if state:
-        found, local = local_of(state[BUFFER]), local_of(parameter)
-        if tuple(found.shape) != tuple(local.shape):
-            raise RuntimeError(
-                f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
-                f"rank, which holds {tuple(local.shape)} of it: a state dict of other shards is loaded through hp_dtensor.load"
-            )
+    """RuntimeError for a momentum that was loaded from other shards, be they of the same shape: values of other elements."""
+    if not state:
+        return
+    held = state[BUFFER]
+    found, local = local_of(held), local_of(parameter)
+    way_out = "a state dict of other shards is loaded through hp_dtensor.load"
+    if tuple(found.shape) != tuple(local.shape):
+        raise RuntimeError(
+            f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} has shape {tuple(found.shape)} on this "
+            f"rank, which holds {tuple(local.shape)} of it: {way_out}"
+        )
+    spec, own = getattr(held, "_spec", None), getattr(parameter, "_spec", None)
+    if spec is not None and own is not None and not _holds_the_same(spec, own):
+        raise RuntimeError(
+            f"Muon: the momentum of parameter {label!r} of shape {tuple(parameter.shape)} lies as {spec}, so a rank has other "
+            f"elements of it than of the parameter, {own}: {way_out}"
+        )
+
+
+def _holds_the_same(spec: Spec, own: Spec) -> bool:
+    """Whether every rank, as all of them must find the same, has the same elements by both; each may have a mesh of its own."""
+    if spec is own:
+        return True
+    is_sum = any(isinstance(placement, Partial) for placement in spec.placements)
+    return not is_sum and spec.shape == own.shape and held_by_ranks(spec) == held_by_ranks(own)
