@@ -15,6 +15,7 @@ from hp_fsdp.batches import Batch, cut_into_batches
 from hp_platform.collectives.unchecked import by_copies
 from hp_platform.halves import ALIGNMENT, Halves
 from hp_platform.platform import Platform
+from hp_platform.protocols.device import Repeated
 from hp_platform.protocols.tensor import Tensor
 
 
@@ -32,12 +33,18 @@ class _Turn:
 
 
 class PeerExchange:
-    """Of blocks with a part for every rank: 1-D, the parts of one size one after the other. All places are known before."""
+    """Of blocks with a part for every rank: 1-D, the parts of one size one after the other. All places are known before.
 
-    def __init__(self, platform: Platform, halves: Halves, sizes: Sequence[int], kind: str) -> None:
-        """``sizes`` of the parts; ``kind``: the collective that it counts as."""
+    See [Note: exchanges that repeat] in :mod:`hp_fsdp.peer_gather`.
+    """
+
+    def __init__(
+        self, platform: Platform, halves: Halves, sizes: Sequence[int], kind: str, repeated: Repeated
+    ) -> None:
+        """``sizes`` of the parts; ``kind``: the collective that it counts as; ``repeated``: for this object alone."""
         self.platform = platform
         self.halves = halves
+        self._repeated = repeated
         self.kind = kind
         self._sizes = list(sizes)
         group = halves.group
@@ -60,14 +67,17 @@ class PeerExchange:
 
         On the current stream. Communication: counts as one collective of all blocks.
         """
-        group = self.halves.group
-        by_copies(self.kind, group, self._nbytes, partial(self._run, blocks, row, op), len(blocks))
+        first = self.halves.turns(len(self._batches))
+        start = partial(self._start, blocks, row, op, first)
+        again = partial(self._repeated.run, ("exchange", op, first), (*blocks, row), start, (row,))
+        by_copies(self.kind, self.halves.group, self._nbytes, again, len(blocks))
 
-    def _run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
+    def _start(self, blocks: Sequence[Tensor], row: Tensor, op: str, first: int) -> None:
+        """``first``: the half of the first batch."""
         platform, halves = self.platform, self.halves
         narrow = platform.narrow
         for number, (batch, (small, large)) in enumerate(zip(self._batches, self._own_parts, strict=True)):
-            turn = self._turns[halves.turn()][number]
+            turn = self._turns[(first + number) % 2][number]
             turn.push(blocks)
             if large:
                 values = [narrow(blocks[block], 0, start, numel) for block, start, numel in large]

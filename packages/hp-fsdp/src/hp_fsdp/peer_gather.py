@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 
 from hp_fsdp.batches import Batch, Part, cut_into_batches
 from hp_platform.collectives.unchecked import by_copies
 from hp_platform.halves import Halves
 from hp_platform.platform import Platform
+from hp_platform.protocols.device import Repeated
 from hp_platform.protocols.tensor import Tensor
 
 
@@ -31,20 +33,37 @@ class _Turn:
 
 
 class PeerGather:
-    """Of parameters whose chunks, one after the other, are the parameters. All places are known before the first gather."""
+    """Of parameters whose chunks, one after the other, are the parameters. All places are known before the first gather.
+
+    [Note: exchanges that repeat] An exchange is a dozen launches and more: a cast, a barrier and copies for every turn. In a loop it comes
+    again with the same pieces, in the same half, and in memory that the allocator gives in the same order: then it is one launch
+    where the device keeps launches. Pieces that are made anew for every gather are not waited for.
+    """
 
     def __init__(
-        self, platform: Platform, halves: Halves, targets: Sequence[Tensor], sizes: Sequence[int]
+        self,
+        platform: Platform,
+        halves: Halves,
+        targets: Sequence[Tensor],
+        sizes: Sequence[int],
+        memory: Sequence[Tensor],
+        repeated: Repeated,
     ) -> None:
-        """``targets``: ``(ranks * size,)`` for each of ``sizes``, in the dtype of the halves."""
+        """``targets``: ``(ranks * size,)`` for each of ``sizes``, in the dtype of the halves; ``memory``: tensors that say where these
+        lie; ``repeated``: for this object alone.
+        """
         self.platform = platform
         self.halves = halves
+        self._memory = list(memory)
+        self._repeated = repeated
         self._sizes = list(sizes)
         self._batches = cut_into_batches(sizes, halves.numel)
         self._turns = [[self._places(batch, targets, half) for batch in self._batches] for half in (0, 1)]
         self._pieces: Sequence[Tensor] = ()
         self._values: list[list[Tensor]] = []
         """What of :attr:`_pieces` is written in each batch."""
+        self._num_lists = 0
+        """How many lists of pieces there have been."""
         self._nbytes = sum(sizes) * halves.group.size * platform.itemsize(halves.dtype)
 
     def run(self, pieces: Sequence[Tensor]) -> None:
@@ -52,18 +71,26 @@ class PeerGather:
 
         Communication: counts as one all-gather.
         """
-        if pieces is not self._pieces:
+        is_known = pieces is self._pieces
+        if not is_known:
             self._pieces, self._values = pieces, self._taken_apart(pieces)
-        by_copies("all_gather", self.halves.group, self._nbytes, self._run, len(pieces))
+            self._num_lists = self._num_lists + 1
+        first = self.halves.turns(len(self._batches))
+        start: Callable[[], None] = partial(self._start, first)
+        if is_known:
+            name = ("gather", self._num_lists, first)
+            start = partial(self._repeated.run, name, self._memory, start)
+        by_copies("all_gather", self.halves.group, self._nbytes, start, len(pieces))
 
     def forget(self) -> None:
         """Hold the pieces no longer."""
         self._pieces, self._values = (), []
 
-    def _run(self) -> None:
+    def _start(self, first: int) -> None:
+        """``first``: the half of the first batch."""
         halves = self.halves
         for number, values in enumerate(self._values):
-            turn = self._turns[halves.turn()][number]
+            turn = self._turns[(first + number) % 2][number]
             self.platform.foreach_copy_(turn.own, values)
             halves.barrier()
             turn.pull()

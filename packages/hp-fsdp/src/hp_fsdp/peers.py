@@ -11,7 +11,9 @@ from hp_platform.group import ProcessGroup
 from hp_platform.halves import MAX_PEERS, Halves
 from hp_platform.peers import peer_memory
 from hp_platform.platform import Platform
+from hp_platform.protocols.device import Repeated
 from hp_platform.protocols.tensor import DType
+from hp_platform.repeated import MOST_KEPT
 
 
 def may_reach(platform: Platform, places: Places) -> bool:
@@ -54,8 +56,12 @@ class Peers:
             if halves is None:
                 return None
             with self.platform.recordable():
-                self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind)
+                self._exchanges[key] = PeerExchange(self.platform, halves, sizes, kind, self.repeated())
         return self._exchanges[key]
+
+    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
+        """For exchanges that come again."""
+        return self.platform.device(self.device).repeated(most_kept)
 
     def _made(self, use: Use, dtype: DType) -> Halves | None:
         numel = half_numel(use, self.largest, self.group.size, self.platform.itemsize(dtype))

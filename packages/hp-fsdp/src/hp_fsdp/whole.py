@@ -18,6 +18,8 @@ from hp_platform.platform import Platform
 from hp_platform.protocols.tensor import DType, Tensor
 
 Follow = Callable[[], None]
+MOST_GATHERS = 16
+"""Of a unit that are kept as one launch: so many places its whole parameters may lie in, in each half of peer memory."""
 ALIGNMENT = 64
 """Elements: whole parameters begin at multiples of it (128 bytes of a 16-bit dtype)."""
 
@@ -129,7 +131,11 @@ class WholeParameters:
         if self.places.num_shards == 1 and self._shares:
             return self._fill_alone
         if peers is not None and (peers is self._peers or self._can_copy(peers)):
-            return self._copy_from_peers()
+            assert self._by_peers is not None
+            self._by_peers.run(self._parts())
+            if not self._keeps_parts:
+                self._by_peers.forget()
+            return _nothing
         rows = platform.foreach_cast([self._on_device(buffer.row()) for buffer in self.buffers], self.dtype)
         if not self._in_place:
             return self._launch_rows(rows, async_op)
@@ -170,16 +176,11 @@ class WholeParameters:
         if self._by_peers is None or self._by_peers.halves is not halves:
             sizes = [slot.numel for slot in self.slots]
             with self.platform.recordable():  # it stays
-                self._by_peers = PeerGather(self.platform, halves, self._flat, sizes)
+                self._by_peers = PeerGather(
+                    self.platform, halves, self._flat, sizes, self.storages, peers.repeated(MOST_GATHERS)
+                )
         self._peers = peers
         return True
-
-    def _copy_from_peers(self) -> Follow:
-        assert self._by_peers is not None
-        self._by_peers.run(self._parts())
-        if not self._keeps_parts:
-            self._by_peers.forget()
-        return _nothing
 
     def _start(self, received: list[Tensor], chunks: list[Tensor], async_op: bool) -> list[Any]:
         """Launch; what is to be waited for."""

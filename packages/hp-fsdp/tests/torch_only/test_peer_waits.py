@@ -19,6 +19,7 @@ from hp_platform.diagnosis import Publisher
 from hp_platform.group import ProcessGroup
 from hp_platform.halves import Halves
 from hp_platform.platform import Platform
+from hp_platform.repeated import WorkAsItIs
 
 SECONDS = 2.0
 NUM_RANKS = 3
@@ -75,7 +76,7 @@ class _Rank:
         memory = _PeerMemory(parts, meeting)
         halves = Halves(get_platform(), self.group, memory, torch.float32, 64)  # type: ignore[arg-type]
         self.target = torch.zeros(NUM_RANKS * 4)
-        self.gather = PeerGather(get_platform(), halves, [self.target], [4])
+        self.gather = PeerGather(get_platform(), halves, [self.target], [4], [self.target], WorkAsItIs())
 
     def run(self, unit: str) -> None:
         """A gather of the unit's."""

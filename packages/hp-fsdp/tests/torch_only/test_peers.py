@@ -19,6 +19,7 @@ from hp_fsdp.peer_gather import PeerGather
 from hp_platform import get_platform
 from hp_platform.group import ProcessGroup
 from hp_platform.halves import Halves
+from hp_platform.repeated import RepeatedWork, WorkAsItIs
 from hp_platform.testing import count_collectives
 
 SIZES = (5, 0, 1, 130, 64, 3)
@@ -140,7 +141,7 @@ def test_a_gather_fills_all_parameters_with_the_pieces_of_all_ranks(num_ranks: i
 
     def run(rank: int, halves: Halves) -> None:
         targets = [torch.full((num_ranks * size,), -1.0, dtype=torch.bfloat16) for size in SIZES]
-        gather = PeerGather(get_platform(), halves, targets, SIZES)
+        gather = PeerGather(get_platform(), halves, targets, SIZES, targets, WorkAsItIs())
         for number in range(rounds):
             gather.run([piece(rank, number, size) for size in SIZES])
             for size, target in zip(SIZES, targets, strict=True):
@@ -166,7 +167,7 @@ def test_an_exchange_adds_up_the_parts_of_all_ranks_in_the_dtype_of_the_result(
 
     def run(rank: int, halves: Halves) -> None:
         row = torch.empty(sum(SIZES) + 2)
-        exchange = PeerExchange(get_platform(), halves, SIZES, "all_to_all")
+        exchange = PeerExchange(get_platform(), halves, SIZES, "all_to_all", WorkAsItIs())
         for number in range(rounds):
             row.fill_(-5.0)
             blocks = [block(rank, number, size) for size in SIZES]
@@ -185,12 +186,94 @@ def test_an_exchange_adds_up_the_parts_of_all_ranks_in_the_dtype_of_the_result(
     on_threads(num_ranks, num_ranks * capacity, torch.float16, run)
 
 
+class _Kept:
+    """A record that does the same on the same tensors."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.launch = work
+
+
+class _Recorder:
+    """Of a device that keeps work."""
+
+    def place(self, tensors: Sequence[torch.Tensor]) -> int:
+        return 0
+
+    def layout(self, x: torch.Tensor) -> tuple[object, ...]:
+        return x.data_ptr(), x.dtype, x.shape, x.stride()
+
+    def first(self, work: Callable[[], None]) -> None:
+        work()
+
+    def record(self, work: Callable[[], None]) -> _Kept:
+        return _Kept(work)
+
+    def count_writes(self, xs: Sequence[torch.Tensor]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_a_gather_that_comes_again_is_kept_with_its_pieces_and_its_half(
+    num_ranks: int, capacity: int
+) -> None:
+    """With an odd number of batches every second gather begins in the other half."""
+
+    def run(rank: int, halves: Halves) -> None:
+        repeated = RepeatedWork(_Recorder())  # type: ignore[arg-type]
+        targets = [torch.empty(num_ranks * size, dtype=torch.bfloat16) for size in SIZES]
+        gather = PeerGather(get_platform(), halves, targets, SIZES, targets, repeated)
+        for _ in range(2):
+            pieces = [torch.empty(size) for size in SIZES]
+            for number in range(8):
+                for target in targets:
+                    target.fill_(-1.0)
+                for piece in pieces:
+                    piece.copy_(torch.arange(piece.numel()) + 1000 * rank + number)
+                gather.run(pieces)
+                for size, target in zip(SIZES, targets, strict=True):
+                    expected = [torch.arange(size) + 1000 * other + number for other in range(num_ranks)]
+                    assert torch.equal(target, torch.cat(expected).bfloat16())
+        num_halves = 1 + len(cut_into_batches(SIZES, capacity)) % 2
+        assert repeated.num_launched == 2 * (8 - 1 - num_halves)
+
+    on_threads(num_ranks, capacity, torch.bfloat16, run)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_an_exchange_that_comes_again_is_kept_with_its_blocks_its_half_and_its_operation(
+    num_ranks: int, capacity: int
+) -> None:
+    def run(rank: int, halves: Halves) -> None:
+        repeated = RepeatedWork(_Recorder())  # type: ignore[arg-type]
+        exchange = PeerExchange(get_platform(), halves, SIZES, "all_to_all", repeated)
+        row = torch.empty(sum(SIZES))
+        sets = [[torch.empty(num_ranks * size, dtype=torch.float16) for size in SIZES] for _ in range(2)]
+        for number in range(24):
+            blocks, op = sets[number % 2], ("sum", "mean")[number // 2 % 2]
+            for block in blocks:
+                block.copy_(torch.arange(block.numel()) % 7 + rank + number)
+            exchange.run(blocks, row.fill_(-5.0), op)
+            parts = []
+            for size in SIZES:
+                start = torch.arange(num_ranks * size).view(num_ranks, size)[rank] % 7
+                parts.append(sum(start + other + number for other in range(num_ranks)))
+            expected = torch.cat(parts) / (num_ranks if op == "mean" else 1)
+            torch.testing.assert_close(row, expected.float(), rtol=1e-6, atol=0.0)
+        assert repeated.num_launched >= 24 - 2 * 2 * 2 * 2
+
+    on_threads(num_ranks, num_ranks * capacity, torch.float16, run)
+
+
 def test_copies_count_as_the_collectives_that_they_stand_for() -> None:
     def run(rank: int, halves: Halves) -> None:
         targets = [torch.empty(2 * size, dtype=torch.float16) for size in SIZES]
         blocks = [torch.ones(2 * size, dtype=torch.float16) for size in SIZES]
-        PeerGather(get_platform(), halves, targets, SIZES).run([torch.ones(size) for size in SIZES])
-        PeerExchange(get_platform(), halves, SIZES, "all_to_all").run(blocks, torch.empty(sum(SIZES)), "sum")
+        gather = PeerGather(get_platform(), halves, targets, SIZES, targets, WorkAsItIs())
+        gather.run([torch.ones(size) for size in SIZES])
+        exchange = PeerExchange(get_platform(), halves, SIZES, "all_to_all", WorkAsItIs())
+        exchange.run(blocks, torch.empty(sum(SIZES)), "sum")
 
     with count_collectives() as counted:
         on_threads(2, 128, torch.float16, run)

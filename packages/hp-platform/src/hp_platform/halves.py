@@ -62,8 +62,13 @@ class Halves:
 
     def turn(self) -> int:
         """Begin the next turn; which half it uses."""
-        self._turn = 1 - self._turn
-        return self._turn
+        return self.turns(1)
+
+    def turns(self, count: int) -> int:
+        """Begin ``count`` turns, one after the other; which half the first of them uses, the second has the other one, and so on."""
+        first = 1 - self._turn
+        self._turn = (self._turn + count) % 2
+        return first
 
     def of(self, half: int, rank: int) -> Tensor:
         """What lies at a rank, ``(numel,)``."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from hp_platform.protocols.device import Event, Repeated, Stream
 from hp_platform.protocols.tensor import Tensor
-from hp_platform.repeated import WorkAsItIs
+from hp_platform.repeated import MOST_KEPT, WorkAsItIs
 
 
 class HostEvent:
@@ -152,7 +152,7 @@ class HostDevice:
     def empty_cache(self) -> None:
         """No effect."""
 
-    def repeated(self) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

@@ -24,7 +24,7 @@ from hp_platform.protocols.device import Event
 from hp_platform.protocols.tensor import Tensor
 
 MOST_KEPT = 128
-"""Records of one object. A record of a hundred launches takes the device some 100 KB."""
+"""Records of one object, unless it is told otherwise. A record of a hundred launches takes the device some 100 KB."""
 MOST_REMEMBERED = 1024
 """Works of one object that have been met and have no record; and runs after which a record that has not come is not in use."""
 

@@ -178,6 +178,10 @@ class DeviceHandle(Protocol):
         """A named range in the profiler's timeline."""
         ...
 
-    def repeated(self) -> Repeated:
-        """For work that comes again: one launch for many where ``supports("recorded_work")``, else it is done as it is."""
+    def repeated(self, most_kept: int = ...) -> Repeated:
+        """For work that comes again: one launch for many where ``supports("recorded_work")``, else it is done as it is.
+
+        ``most_kept``: records at a time, 128 by default; what comes beyond them is done as it is. One of a hundred launches takes some
+        100 KB on the device.
+        """
         ...

@@ -11,7 +11,7 @@ from mindspore import mint
 
 from hp_platform.mindspore._dtypes import resolve
 from hp_platform.protocols.device import Event, Repeated, Stream
-from hp_platform.repeated import WorkAsItIs
+from hp_platform.repeated import MOST_KEPT, WorkAsItIs
 
 
 class AcceleratorDevice:
@@ -110,7 +110,7 @@ class AcceleratorDevice:
         """Give cached memory back."""
         mindspore.runtime.empty_cache()
 
-    def repeated(self) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hp_platform.protocols.device import Event, Repeated, Stream
-from hp_platform.repeated import WorkAsItIs
+from hp_platform.repeated import MOST_KEPT, WorkAsItIs
 from hp_platform.torch._dtypes import resolve
 from hp_platform.torch.device._profiling import profiler_range
 
@@ -106,7 +106,7 @@ class AcceleratorDevice:
 
     profiler_range = staticmethod(profiler_range)
 
-    def repeated(self) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hp_platform.protocols.device import Repeated
-from hp_platform.repeated import RepeatedWork
+from hp_platform.repeated import MOST_KEPT, RepeatedWork
 from hp_platform.torch.device._accelerator import AcceleratorDevice
 from hp_platform.torch.device._base import CommFacts
 from hp_platform.torch.device._copy_batches import CopyBatches, find_copy_batch
@@ -123,9 +123,9 @@ class CudaDevice(AcceleratorDevice):
     def _event_type(self) -> type:
         return _Event
 
-    def repeated(self) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """Recorded in graphs."""
-        return RepeatedWork(GraphRecorder(self, torch.cuda))
+        return RepeatedWork(GraphRecorder(self, torch.cuda), most_kept=most_kept)
 
     @cached_property
     def _fused_draws(self) -> Any:
