@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
+from typing import NamedTuple
 
 from hp_fsdp.batches import Batch, cut_into_batches
 from hp_platform.collectives.unchecked import by_copies
@@ -27,9 +28,18 @@ class _Turn:
     """Parts of blocks go to this rank's row in the halves of the others, one rank after the other."""
     small: list[Tensor]
     """The small parts of this rank's row in its own half; see :meth:`Halves.is_large`."""
-    large: list[Tensor]
-    rows: Tensor
-    """``(ranks, numel)``: all rows in its own half."""
+    rows: list[Tensor]
+    """Of each stretch ``(ranks, numel)``: all rows in its own half."""
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring elements of a batch that are added up at once: a large part, or all small ones between two of these."""
+
+    offset: int
+    """In the batch."""
+    numel: int
+    own: tuple[int, int] | None
+    """Of a large part the block, and its first element there: what this rank adds is read where it lies."""
 
 
 class PeerExchange:
@@ -50,16 +60,19 @@ class PeerExchange:
         group = halves.group
         self._row_numel = halves.numel // group.size // ALIGNMENT * ALIGNMENT
         self._batches = cut_into_batches(sizes, self._row_numel)
-        self._turns = [[self._places(batch, half) for batch in self._batches] for half in (0, 1)]
-        own = [self._parts_for(batch, group.rank) for batch in self._batches]
-        self._own_parts = [
-            (
-                [place for place in places if not halves.is_large(place[2])],
-                [place for place in places if halves.is_large(place[2])],
-            )
-            for places in own
+        self._stretches = [self._in_stretches(batch) for batch in self._batches]
+        self._turns = [
+            [
+                self._places(batch, stretches, half)
+                for batch, stretches in zip(self._batches, self._stretches, strict=True)
+            ]
+            for half in (0, 1)
         ]
-        """Of each batch this rank's small and large parts: block, first element, elements."""
+        self._small = [
+            [place for place in self._parts_for(batch, group.rank) if not halves.is_large(place[2])]
+            for batch in self._batches
+        ]
+        """Of each batch this rank's small parts: block, first element, elements."""
         self._nbytes = sum(sizes) * group.size * platform.itemsize(halves.dtype)
 
     def run(self, blocks: Sequence[Tensor], row: Tensor, op: str) -> None:
@@ -69,29 +82,45 @@ class PeerExchange:
         """
         first = self.halves.turns(len(self._batches))
         start = partial(self._start, blocks, row, op, first)
-        again = partial(self._repeated.run, ("exchange", op, first), (*blocks, row), start, (row,))
+        again = partial(self._repeated.run, ("exchange", op, first), (*blocks, row), start)
         by_copies(self.kind, self.halves.group, self._nbytes, again, len(blocks))
 
     def _start(self, blocks: Sequence[Tensor], row: Tensor, op: str, first: int) -> None:
         """``first``: the half of the first batch."""
         platform, halves = self.platform, self.halves
-        narrow = platform.narrow
-        for number, (batch, (small, large)) in enumerate(zip(self._batches, self._own_parts, strict=True)):
+        narrow, rank = platform.narrow, halves.group.rank
+        for number, (batch, small) in enumerate(zip(self._batches, self._small, strict=True)):
             turn = self._turns[(first + number) % 2][number]
             turn.push(blocks)
-            if large:
-                values = [narrow(blocks[block], 0, start, numel) for block, start, numel in large]
-                halves.copy_each(turn.large, values)
             values = [narrow(blocks[block], 0, start, numel) for block, start, numel in small]
             platform.foreach_copy_(turn.small, values)
             halves.barrier()
-            platform.reduce_rows_(narrow(row, 0, batch.start, batch.numel), turn.rows, op)
+            for (offset, numel, own), rows in zip(self._stretches[number], turn.rows, strict=True):
+                target = narrow(row, 0, batch.start + offset, numel)
+                if own is None:
+                    platform.reduce_rows_(target, rows, op)
+                else:
+                    block, start = own
+                    platform.reduce_rows_(target, rows, op, narrow(blocks[block], 0, start, numel), rank)
+
+    def _in_stretches(self, batch: Batch) -> list[_Stretch]:
+        found: list[_Stretch] = []
+        for part, (block, start, numel) in zip(
+            batch.parts, self._parts_for(batch, self.halves.group.rank), strict=True
+        ):
+            if self.halves.is_large(numel):
+                found.append(_Stretch(part.offset, numel, (block, start)))
+            elif found and found[-1].own is None:
+                found[-1] = found[-1]._replace(numel=found[-1].numel + numel)
+            else:
+                found.append(_Stretch(part.offset, numel, None))
+        return found
 
     def _parts_for(self, batch: Batch, rank: int) -> list[tuple[int, int, int]]:
         """Block, first element and elements of what goes to a rank."""
         return [(part.piece, rank * self._sizes[part.piece] + part.start, part.numel) for part in batch.parts]
 
-    def _places(self, batch: Batch, half: int) -> _Turn:
+    def _places(self, batch: Batch, stretches: Sequence[_Stretch], half: int) -> _Turn:
         platform, halves, numel = self.platform, self.halves, self._row_numel
         group = halves.group
         start = group.rank * numel
@@ -102,8 +131,7 @@ class PeerExchange:
 
         flat = platform.narrow(halves.of(half, group.rank), 0, 0, group.size * numel)
         rows = platform.reshape(flat, (group.size, numel))
-        is_large = [halves.is_large(part.numel) for part in batch.parts]
-        own = own_row(group.rank)
+        is_small = [not halves.is_large(part.numel) for part in batch.parts]
         return _Turn(
             push=halves.memory.push(
                 [place for rank in halves.others for place in own_row(rank)],
@@ -113,7 +141,6 @@ class PeerExchange:
                     for block, first, _ in self._parts_for(batch, rank)
                 ],
             ),
-            small=[place for place, large in zip(own, is_large, strict=True) if not large],
-            large=[*compress(own, is_large)],
-            rows=platform.narrow(rows, 1, 0, batch.numel),
+            small=[*compress(own_row(group.rank), is_small)],
+            rows=[platform.narrow(rows, 1, each.offset, each.numel) for each in stretches],
         )

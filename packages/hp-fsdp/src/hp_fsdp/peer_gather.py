@@ -21,15 +21,14 @@ from hp_platform.protocols.tensor import Tensor
 class _Turn:
     """The places of one batch, in one of the halves."""
 
-    own: list[Tensor]
-    """What this rank writes: its pieces, for the others, and where the parameters have small ones."""
-    small: list[int]
-    """Which of the batch's parts are small; see :meth:`Halves.is_large`."""
+    small: list[Tensor]
+    """Where this rank's small pieces are written: in its half, for the others, and behind that where the parameters have them. See
+    :meth:`Halves.is_large`."""
+    large_in_half: list[Tensor]
+    large_targets: list[Tensor]
+    """Where the parameters have the large ones."""
     pull: Callable[[], None]
     """The others' pieces come where they belong."""
-    large_targets: list[Tensor]
-    """Where this rank's own large pieces belong."""
-    large_sources: list[Tensor]
 
 
 class PeerGather:
@@ -60,8 +59,8 @@ class PeerGather:
         self._batches = cut_into_batches(sizes, halves.numel)
         self._turns = [[self._places(batch, targets, half) for batch in self._batches] for half in (0, 1)]
         self._pieces: Sequence[Tensor] = ()
-        self._values: list[list[Tensor]] = []
-        """What of :attr:`_pieces` is written in each batch."""
+        self._values: list[tuple[list[Tensor], list[Tensor]]] = []
+        """What of :attr:`_pieces` is written in each batch: to the small places, and to the large ones."""
         self._num_lists = 0
         """How many lists of pieces there have been."""
         self._nbytes = sum(sizes) * halves.group.size * platform.itemsize(halves.dtype)
@@ -89,19 +88,23 @@ class PeerGather:
     def _start(self, first: int) -> None:
         """``first``: the half of the first batch."""
         halves = self.halves
-        for number, values in enumerate(self._values):
+        for number, (small, large) in enumerate(self._values):
             turn = self._turns[(first + number) % 2][number]
-            self.platform.foreach_copy_(turn.own, values)
+            self.platform.foreach_copy_(turn.small, small)
+            if large:
+                self.platform.foreach_copy_both_(turn.large_in_half, turn.large_targets, large)
             halves.barrier()
             turn.pull()
-            if turn.large_targets:
-                halves.copy_each(turn.large_targets, turn.large_sources)
 
-    def _taken_apart(self, pieces: Sequence[Tensor]) -> list[list[Tensor]]:
+    def _taken_apart(self, pieces: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
         found = []
-        for batch, turn in zip(self._batches, self._turns[0], strict=True):
-            values = [self._value(pieces[part.piece], part) for part in batch.parts]
-            found.append([*values, *(values[at] for at in turn.small)])
+        for batch in self._batches:
+            small: list[Tensor] = []
+            large: list[Tensor] = []
+            for part in batch.parts:
+                is_large = self.halves.is_large(part.numel)
+                (large if is_large else small).append(self._value(pieces[part.piece], part))
+            found.append(([*small, *small], large))
         return found
 
     def _value(self, piece: Tensor, part: Part) -> Tensor:
@@ -123,16 +126,15 @@ class PeerGather:
             return [narrow(flat, 0, part.offset, part.numel) for part in batch.parts]
 
         is_large = [self.halves.is_large(part.numel) for part in batch.parts]
-        small = [at for at, large in enumerate(is_large) if not large]
+        is_small = [not large for large in is_large]
         own_targets, own_half = in_targets(group.rank), in_half(group.rank)
         others = self.halves.others
         return _Turn(
-            own=[*own_half, *(own_targets[at] for at in small)],
-            small=small,
+            small=[*compress(own_half, is_small), *compress(own_targets, is_small)],
+            large_in_half=[*compress(own_half, is_large)],
+            large_targets=[*compress(own_targets, is_large)],
             pull=self.halves.memory.pull(
                 [place for rank in others for place in in_targets(rank)],
                 [place for rank in others for place in in_half(rank)],
             ),
-            large_targets=list(compress(own_targets, is_large)),
-            large_sources=list(compress(own_half, is_large)),
         )

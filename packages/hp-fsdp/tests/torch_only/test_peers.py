@@ -28,7 +28,7 @@ CAPACITIES = (64, 128, 320)
 
 @pytest.fixture(params=[0, 128, None], ids=["all large", "some large", "none large"])
 def _bound(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which parts are copied by engines though they stay: all, those from 64 elements on, none."""
+    """Which parts that stay have a launch of their own: all, those from 64 elements on, none."""
     if request.param is not None:
         monkeypatch.setattr(hp_platform.halves, "LARGE_NBYTES", request.param)
 

@@ -24,9 +24,9 @@ from hp_platform.platform import Platform, get_platform
 from hp_platform.protocols.peer import PeerMemory
 from hp_platform.protocols.tensor import DType, Tensor
 
-LARGE_NBYTES = 8 * 1024 * 1024
-"""From which on a part that stays on its device is copied by a copy engine too, one call each: a kernel would take processors from
-products. Smaller ones go in one launch, which costs the host less."""
+LARGE_NBYTES = 1024 * 1024
+"""From which on a part that stays on its device is read once, by a launch of its own: written to its half and to where it belongs at once,
+or added up where it lies. All smaller ones go through the half together, in one launch, which costs the host less."""
 ALIGNMENT = 64
 """Elements; kernels that add up like such beginnings."""
 MAX_PEERS = 8
@@ -57,7 +57,7 @@ class Halves:
         self.barrier = memory.barrier
 
     def is_large(self, numel: int) -> bool:
-        """Whether a part is large enough for a copy of its own; see :data:`LARGE_NBYTES`."""
+        """Whether a part is large enough for a launch of its own; see :data:`LARGE_NBYTES`."""
         return numel * self._itemsize >= LARGE_NBYTES
 
     def turn(self) -> int:

@@ -134,3 +134,24 @@ def test_foreach_functions_accept_no_tensors(platform):
     platform.foreach_mul_([], 2.0)
     assert platform.foreach_cast([], "float32") == []
     assert platform.foreach_split([], []) == []
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_values_are_written_to_two_places_each_in_its_dtype(platform, make, equal, lacks, start) -> None:
+    """Beginning in the middle of memory, too, where a device's vectors do not."""
+    arrays = [np.arange(5.0) / 3, np.zeros(0), np.arange(6.0).reshape(2, 3)]
+    values = [make(a, "float32") for a in arrays]
+    if start and not lacks("write_into_view"):
+        values[0] = platform.narrow(make(np.append(9.0, arrays[0]), "float32"), 0, 1, 5)
+    firsts, seconds = ([make(np.ones_like(a), dtype) for a in arrays] for dtype in ("bfloat16", "float32"))
+    counted = None if lacks("version_counter") else [platform.version(x) for x in (firsts[0], seconds[0])]
+    platform.foreach_copy_both_(firsts, seconds, values)
+    if counted is not None:
+        assert all(
+            platform.version(x) > before for x, before in zip((firsts[0], seconds[0]), counted, strict=True)
+        )
+    for first, second, array in zip(firsts, seconds, arrays, strict=True):
+        equal(second, array.astype("float32"))
+        rounded = platform.cast(platform.cast(make(array, "float32"), "bfloat16"), "float32")
+        equal(platform.cast(first, "float32"), platform.to_numpy(rounded))
+    platform.foreach_copy_both_([], [], [])

@@ -105,3 +105,14 @@ def test_rows_are_reduced_in_the_dtype_of_the_result(platform, make, equal, op, 
     )
     platform.reduce_rows_(target, make([[1.0, 2.0], [2.0**-12, 4.0]], "float16"), op)
     equal(target, expected)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_a_row_that_lies_elsewhere_stands_for_one_that_is_not_read(platform, make, equal, op, at):
+    rows = np.arange(15.0).reshape(3, 5)
+    given = rows.copy()
+    given[at] = np.nan
+    target = make(np.full(5, 9.0), "float32")
+    platform.reduce_rows_(target, make(given, "float16"), op, make(rows[at], "float16"), at)
+    equal(target, getattr(rows, op)(0))

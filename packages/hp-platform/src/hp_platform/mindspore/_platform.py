@@ -13,8 +13,8 @@ from hp_platform.mindspore._native_comm import NativeCommOps
 from hp_platform.mindspore._nn import MindSporeNNOps
 from hp_platform.mindspore._random import MindSporeRandomOps
 from hp_platform.mindspore._recording import ensure_recording
+from hp_platform.mindspore._rows import MindSporeRowOps
 from hp_platform.mindspore._scores import MindSporeScoreOps
-from hp_platform.mindspore._tensor import MindSporeTensorOps
 from hp_platform.mindspore._traced import MindSporeTracedOps
 from hp_platform.mindspore._updates import MindSporeUpdateOps
 from hp_platform.mindspore._world import MindSporeWorldOps
@@ -23,7 +23,7 @@ from hp_platform.platform import PlatformType
 
 
 class MindSporePlatform(
-    MindSporeTensorOps,
+    MindSporeRowOps,
     MindSporeNNOps,
     MindSporeFunctionalOps,
     MindSporeScoreOps,

@@ -281,11 +281,6 @@ class MindSporeTensorOps(MindSporeStorageOps):
             else:
                 self.mul_(x, factor)
 
-    def reduce_rows_(self, x: mindspore.Tensor, rows: mindspore.Tensor, op: str) -> mindspore.Tensor:
-        """Sum or mean of rows."""
-        total = mint.sum(rows.astype(x.dtype), 0)
-        return self.copy_(x, total / rows.shape[0] if op == "mean" else total)
-
     def _placed(
         self, x: mindspore.Tensor, device: str | None, *, non_blocking: bool = False
     ) -> mindspore.Tensor:

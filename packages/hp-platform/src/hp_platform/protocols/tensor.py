@@ -244,6 +244,14 @@ class TensorOps(Protocol):
         """``copy_`` of pairs."""
         ...
 
+    def foreach_copy_both_(
+        self, xs: Sequence[AnyTensor], ys: Sequence[AnyTensor], values: Sequence[AnyTensor]
+    ) -> None:
+        """``copy_`` of each value to two places, which do not overlap. On cuda one pass over memory for each value that lies without gaps, as
+        its places do.
+        """
+        ...
+
     def foreach_cast(self, xs: Sequence[AnyTensor], dtype: DType) -> list[AnyTensor]:
         """``cast`` of each."""
         ...
@@ -275,6 +283,11 @@ class TensorOps(Protocol):
         """
         ...
 
-    def reduce_rows_(self, x: AnyTensor, rows: AnyTensor, op: str) -> AnyTensor:
-        """``x`` ``(n,)`` becomes the ``"sum"`` or ``"mean"`` of ``rows`` ``(r, n)`` along dim 0, computed in the dtype of ``x``."""
+    def reduce_rows_(
+        self, x: AnyTensor, rows: AnyTensor, op: str, own: AnyTensor | None = None, at: int = 0
+    ) -> AnyTensor:
+        """``x`` ``(n,)`` becomes the ``"sum"`` or ``"mean"`` of ``rows`` ``(r, n)`` along dim 0, computed in the dtype of ``x``.
+
+        ``own`` ``(n,)`` stands for ``rows[at]``, which is not read then, and may be overwritten.
+        """
         ...

@@ -14,6 +14,7 @@ from hp_platform.torch._coalesced import TorchCoalescedOps
 from hp_platform.torch._comm import TorchCommOps
 from hp_platform.torch._nn import TorchNNOps
 from hp_platform.torch._random import TorchRandomOps
+from hp_platform.torch._rows import TorchRowOps
 from hp_platform.torch._scores import TorchScoreOps
 from hp_platform.torch._storage import TorchStorageOps
 from hp_platform.torch._tensor import TorchTensorOps
@@ -25,6 +26,7 @@ from hp_platform.torch.device import TorchDevice, all_devices
 
 class TorchPlatform(
     TorchTensorOps,
+    TorchRowOps,
     TorchStorageOps,
     TorchNNOps,
     TorchScoreOps,

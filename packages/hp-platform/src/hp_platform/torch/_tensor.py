@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -271,19 +271,6 @@ class TorchTensorOps:
         count_writes(xs, before)
 
     foreach_norm = staticmethod(_lists.norms)
-
-    def reduce_rows_(self, x: torch.Tensor, rows: torch.Tensor, op: str) -> torch.Tensor:
-        """Sum or mean of rows."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self.reduce_rows_(x, rows, op)
-        kernel = self._devices[x.device.type].fused_rows()
-        if kernel is not None and kernel.reduce(x, rows, op):
-            return x
-        return _OF_ROWS[op](rows, 0, dtype=x.dtype, out=x)
-
-
-_OF_ROWS: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.sum, "mean": torch.mean}
 
 
 def _number_for(x: torch.Tensor, number: float) -> float | int:

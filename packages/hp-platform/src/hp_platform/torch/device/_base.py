@@ -75,7 +75,7 @@ class TorchDevice(DeviceHandle, Protocol):
         ...
 
     def fused_rows(self) -> Any:
-        """Whose kernel adds up rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
+        """Whose kernels pass over rows (:class:`hp_platform.torch._triton_rows.TritonRows`); None: torch's."""
         ...
 
     def fused_updates(self) -> Any:

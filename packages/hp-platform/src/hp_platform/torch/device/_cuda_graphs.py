@@ -63,6 +63,8 @@ class GraphRecorder:
         """By index of a device the stream on which what runs on its default stream is recorded: that one records nothing."""
         self._refused: list[Any] = []
         """Graphs that are launched never. See [Note: workspaces that go]."""
+        self._prepared: set[int] = set()
+        """Indices of devices that have one of these. See :meth:`_prepare`."""
 
     def place(self, tensors: Sequence[torch.Tensor]) -> Hashable | None:
         """The current stream, and how products are made now. None while it records, for tensors of another device, whose work no stream
@@ -83,6 +85,8 @@ class GraphRecorder:
         """What the default stream has goes to the stream that records for it, and comes back to it."""
         stream = self._device.current_stream()
         recording = self._recording(stream)
+        if stream.device_index not in self._prepared:
+            self._prepare(recording)
         if recording is stream:
             work()
             return
@@ -152,6 +156,17 @@ class GraphRecorder:
         """See [Note: a failed record]."""
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
+        self._record_nothing()
+
+    def _prepare(self, stream: Any) -> None:
+        """With its first graph a device's generator of random numbers takes two numbers, and keeps them while there is one: now, so that
+        a later step takes no memory that the first ones have not taken.
+        """
+        with self._device.use_stream(stream):
+            self._record_nothing()
+        self._prepared.add(stream.device_index)
+
+    def _record_nothing(self) -> None:
         graph = self._api.CUDAGraph()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA Graph is empty")

@@ -125,7 +125,11 @@ class CudaDevice(AcceleratorDevice):
 
     def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """Recorded in graphs."""
-        return RepeatedWork(GraphRecorder(self, torch.cuda), most_kept=most_kept)
+        return RepeatedWork(self._recorder, most_kept=most_kept)
+
+    @cached_property
+    def _recorder(self) -> GraphRecorder:
+        return GraphRecorder(self, torch.cuda)
 
     @cached_property
     def _fused_draws(self) -> Any:
@@ -160,7 +164,7 @@ class CudaDevice(AcceleratorDevice):
         return importlib.import_module("hp_platform.torch._triton_rows").TritonRows()
 
     def fused_rows(self) -> Any:
-        """A kernel in Triton."""
+        """Kernels in Triton."""
         return self._fused_rows
 
     @cached_property
