@@ -21,8 +21,8 @@ from hp_platform.testing.backends import PLAIN, known, prepare_worker
 from hp_platform.testing.strictness import Filters, strict
 from hp_platform.testing.world import World
 
-MANY_OBJECTS = 30_000
-"""Among which a collection takes some milliseconds."""
+MANY_OBJECTS = 10_000
+"""Among which a collection takes two milliseconds."""
 
 
 @dataclass(frozen=True)
