@@ -61,7 +61,7 @@ class Peers:
 
     def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
         """For exchanges that come again."""
-        return self.platform.device(self.device).repeated(most_kept)
+        return self.platform.device(self.device).repeated(most_kept, makes_products=False)
 
     def _made(self, use: Use, dtype: DType) -> Halves | None:
         numel = half_numel(use, self.largest, self.group.size, self.platform.itemsize(dtype))

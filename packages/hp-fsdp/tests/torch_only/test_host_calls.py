@@ -109,7 +109,8 @@ class Reaching:
         self.memories.append(Memory(numel, dtype, group.size))
         return self.memories[-1]
 
-    def _keeping(self, handle: Any, most_kept: int = MOST_KEPT) -> RepeatedWork:
+    def _keeping(self, most_kept: int = MOST_KEPT, *, makes_products: bool = True) -> RepeatedWork:
+        assert not makes_products, "records of copies go one by one"
         self.kept.append(RepeatedWork(Keeping(), most_kept=most_kept))  # type: ignore[arg-type]
         return self.kept[-1]
 

@@ -152,7 +152,7 @@ class HostDevice:
     def empty_cache(self) -> None:
         """No effect."""
 
-    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT, *, makes_products: bool = True) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

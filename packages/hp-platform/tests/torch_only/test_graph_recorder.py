@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hp_platform.torch.device._cuda_graphs import GraphRecorder
+from hp_platform.torch.device._cuda_graphs import GraphRecorder, HeldGraphs
 
 
 class Stream:
@@ -214,6 +214,40 @@ def test_a_graph_that_is_not_launched_lives_as_long_as_those_that_are(api: Api, 
     del record, recorder
     gc.collect()
     assert api.num_graphs_gone == 2
+
+
+@pytest.mark.parametrize("makes_products", [False, True])
+def test_no_graph_of_a_stream_goes_while_records_of_products_on_it_live(
+    api: Api, makes_products: bool
+) -> None:
+    """Whoever they were recorded for: torch has few streams to give, and frees the workspaces of one with any graph of it."""
+    held = HeldGraphs()
+    products = GraphRecorder(api, api, held)
+    others = GraphRecorder(api, api, held, makes_products=makes_products)
+    api.current = api.streams[1]
+    of_an_optimizer, of_a_model = products.record(lambda: None), others.record(lambda: None)
+    api.current = api.streams[0]
+    elsewhere = others.record(lambda: None)
+    del elsewhere
+    gc.collect()
+    assert api.num_graphs_gone == 1
+    del of_a_model
+    gc.collect()
+    assert api.num_graphs_gone == 1
+    of_an_optimizer.launch()
+    del of_an_optimizer
+    gc.collect()
+    assert api.num_graphs_gone == 3 and not held
+
+
+def test_graphs_without_products_go_one_by_one(api: Api) -> None:
+    """They may be many, and memory that they do not need goes with them."""
+    recorder = GraphRecorder(api, api, makes_products=False)
+    records = [recorder.record(lambda: None) for _ in range(3)]
+    for number in (1, 2, 3):
+        records.pop().launch()
+        gc.collect()
+        assert api.num_graphs_gone == number
 
 
 def test_memory_of_another_device_than_the_current_one_is_not_recorded(api: Api) -> None:

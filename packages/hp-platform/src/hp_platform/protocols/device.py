@@ -178,10 +178,11 @@ class DeviceHandle(Protocol):
         """A named range in the profiler's timeline."""
         ...
 
-    def repeated(self, most_kept: int = ...) -> Repeated:
+    def repeated(self, most_kept: int = ..., *, makes_products: bool = ...) -> Repeated:
         """For work that comes again: one launch for many where ``supports("recorded_work")``, else it is done as it is.
 
         ``most_kept``: records at a time, 128 by default; what comes beyond them is done as it is. One of a hundred launches takes some
-        100 KB on the device.
+        100 KB on the device. ``makes_products`` False promises that no work multiplies matrices, True by default: libraries keep memory for
+        products, which records of them need as long as they live.
         """
         ...

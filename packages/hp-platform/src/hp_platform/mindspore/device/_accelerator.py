@@ -110,7 +110,7 @@ class AcceleratorDevice:
         """Give cached memory back."""
         mindspore.runtime.empty_cache()
 
-    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT, *, makes_products: bool = True) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

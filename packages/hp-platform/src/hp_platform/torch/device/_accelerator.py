@@ -106,7 +106,7 @@ class AcceleratorDevice:
 
     profiler_range = staticmethod(profiler_range)
 
-    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT, *, makes_products: bool = True) -> Repeated:
         """Nothing is recorded."""
         return WorkAsItIs()
 

@@ -12,8 +12,9 @@ recording of next to nothing, which succeeds, sets the generator right.
 [Note: workspaces that go] A record of products has the addresses of their workspaces. torch keeps those for the life of the process, but
 its compiler's own graphs (``torch.compile(mode="reduce-overhead")``) free them, and the next record would write into memory that
 somebody else has got. So from the moment that these are loaded nothing is recorded, and no record is launched. Since 2.12 torch frees those
-of a stream with every graph of it (pytorch/pytorch#193402): so a recorder lets go of none that it has refused, and
-:class:`hp_platform.repeated.RepeatedWork` of all or none.
+of a stream with every graph of it (pytorch/pytorch#193402), and gives the same few streams to everybody who asks for one: records of a
+runtime that has gone may be of the stream on which an optimizer has its products. So while records with products live, all graphs of
+their stream do, whosever they were (:class:`_Held`); and a recorder lets go of none that it has refused.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -39,14 +41,37 @@ class _Device(Protocol):
     def use_stream(self, stream: Any) -> AbstractContextManager[None]: ...
 
 
+class _Held:
+    """Graphs of one stream that nobody launches any more. It lives while records with products of that stream do."""
+
+    __slots__ = ("__weakref__", "graphs")
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+
+
+HeldGraphs = WeakValueDictionary[Hashable, _Held]
+"""By stream that has recorded; of a device's handle. See [Note: workspaces that go]."""
+
+
 class _Graph:
     """A record of one stream."""
 
-    __slots__ = ("_graph", "_stream", "launch")
+    __slots__ = ("_graph", "_held_by_stream", "_holds", "_recording", "_stream", "launch")
 
-    def __init__(self, graph: Any, stream: Any) -> None:
+    def __init__(
+        self, graph: Any, stream: Any, held: HeldGraphs, recording: Hashable, holds: _Held | None
+    ) -> None:
+        """``recording``: the stream that has recorded; ``holds``: of records with products."""
         self._graph, self._stream = graph, stream
+        self._held_by_stream, self._recording, self._holds = held, recording, holds
         self.launch: Callable[[], None] = graph.replay
+
+    def __del__(self) -> None:
+        """In any thread. The last record with products lets go of all."""
+        held = self._held_by_stream.get(self._recording)
+        if held is not None:
+            held.graphs.append(self._graph)
 
     def mark(self) -> Event:
         """Behind all that the stream has."""
@@ -55,10 +80,16 @@ class _Graph:
 
 
 class GraphRecorder:
-    """Implements :class:`hp_platform.repeated.Recorder`. ``api``: torch's module of functions for the device."""
+    """Implements :class:`hp_platform.repeated.Recorder`. ``api``: torch's module of functions for the device; ``held``: one for all
+    recorders of the device; ``makes_products`` False: nothing that is recorded has workspaces.
+    """
 
-    def __init__(self, device: _Device, api: Any) -> None:
+    def __init__(
+        self, device: _Device, api: Any, held: HeldGraphs | None = None, *, makes_products: bool = True
+    ) -> None:
         self._device, self._api = device, api
+        self._held: HeldGraphs = WeakValueDictionary() if held is None else held
+        self._makes_products = makes_products
         self._side: dict[int, Any] = {}
         """By index of a device the stream on which what runs on its default stream is recorded: that one records nothing."""
         self._refused: list[Any] = []
@@ -102,13 +133,16 @@ class GraphRecorder:
         api, stream = self._api, self._device.current_stream()
         pool = api.graph_pool_handle()
         before = self._num_allocations(stream.device_index)
-        with self._device.use_stream(self._recording(stream)), _garbage_waits():
+        recording = self._recording(stream)
+        with self._device.use_stream(recording), _garbage_waits():
             graph = self._captured(work, pool, stream.device_index)
         # Another thread may have allocated something, too.
         if self._num_allocations(stream.device_index) != before and self._has_memory(pool):
             self._refused.append(graph)
             raise RuntimeError("it allocates memory on the device; give it all that it needs")
-        return _Graph(graph, stream)
+        key = (recording.device_index, recording.stream_id)
+        holds = self._held.setdefault(key, _Held()) if self._makes_products else None
+        return _Graph(graph, stream, self._held, key, holds)
 
     def _num_allocations(self, device: int) -> int | None:
         """So far; None from allocators that do not count them."""

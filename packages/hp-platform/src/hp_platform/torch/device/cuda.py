@@ -16,7 +16,7 @@ from hp_platform.repeated import MOST_KEPT, RepeatedWork
 from hp_platform.torch.device._accelerator import AcceleratorDevice
 from hp_platform.torch.device._base import CommFacts
 from hp_platform.torch.device._copy_batches import CopyBatches, find_copy_batch
-from hp_platform.torch.device._cuda_graphs import GraphRecorder
+from hp_platform.torch.device._cuda_graphs import GraphRecorder, HeldGraphs
 
 _NCCL_DTYPES = frozenset(
     {
@@ -123,13 +123,14 @@ class CudaDevice(AcceleratorDevice):
     def _event_type(self) -> type:
         return _Event
 
-    def repeated(self, most_kept: int = MOST_KEPT) -> Repeated:
+    def repeated(self, most_kept: int = MOST_KEPT, *, makes_products: bool = True) -> Repeated:
         """Recorded in graphs."""
-        return RepeatedWork(self._recorder, most_kept=most_kept)
+        return RepeatedWork(self._recorders[makes_products], most_kept=most_kept)
 
     @cached_property
-    def _recorder(self) -> GraphRecorder:
-        return GraphRecorder(self, torch.cuda)
+    def _recorders(self) -> dict[bool, GraphRecorder]:
+        held = HeldGraphs()
+        return {flag: GraphRecorder(self, torch.cuda, held, makes_products=flag) for flag in (False, True)}
 
     @cached_property
     def _fused_draws(self) -> Any:
