@@ -19,7 +19,7 @@ from hp_platform.protocols.tensor import DType, Tensor
 
 Follow = Callable[[], None]
 MOST_GATHERS = 16
-"""Of a unit that are kept as one launch: so many places its whole parameters may lie in, in each half of peer memory."""
+"""Of a unit that are kept as one launch: one for each place in which its whole parameters lie, and for the half that they come through."""
 ALIGNMENT = 64
 """Elements: whole parameters begin at multiples of it (128 bytes of a 16-bit dtype)."""
 

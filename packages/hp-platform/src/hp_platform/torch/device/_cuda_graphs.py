@@ -196,8 +196,11 @@ class GraphRecorder:
         """With its first graph a device's generator of random numbers takes two numbers, and keeps them while there is one: now, so that
         a later step takes no memory that the first ones have not taken.
         """
-        with self._device.use_stream(stream):
-            self._record_nothing()
+        try:
+            with self._device.use_stream(stream):
+                self._record_nothing()
+        except RuntimeError:
+            return  # no memory for them: the work goes on, and what is wrong is said where a record fails
         self._prepared.add(stream.device_index)
 
     def _record_nothing(self) -> None:
