@@ -8,7 +8,7 @@ import pytest
 
 from bench.cases import fsdp
 from bench.cases.fsdp_host import measure_host
-from bench.cases.fsdp_row import FUNCTIONS_HEADER
+from bench.cases.fsdp_row import FUNCTIONS_HEADER, SEGMENTS_HEADER
 from bench.ranks import on_ranks
 
 pytestmark = pytest.mark.once  # the ranks are processes of torch on cpu
@@ -51,6 +51,18 @@ def test_replicas_train_alike(tmp_path: Path, option: tuple[str, ...]) -> None:
     assert row["setting"]["own_adamw"] is bool(option)
     assert row["case"].endswith("-own-adamw") is bool(option)
     assert row["losses_apart"] < 1e-3
+
+
+def test_the_parts_of_a_step_make_it_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, *parts = rows_of(tmp_path / "rows", "8b-batch1-recompute", "--ranks", "2", "--segments")
+    assert [each["side"] for each in parts] == ["ours", "FSDP2", "limit"]
+    for each in parts:
+        found = each["milliseconds"]
+        assert min(found.values()) > 0
+        # Of two blocks there is one way from one to the other; medians of two steps are means.
+        assert sum(found.values()) - found["step"] == pytest.approx(found["step"], rel=1e-6)
+    lines = capsys.readouterr().out.split(SEGMENTS_HEADER)[1].split("\n")[1:-1]
+    assert [line.split(" | ")[1] for line in lines] == ["ours", "FSDP2", "limit"]
 
 
 def test_the_functions_that_cost_the_host_most_are_named(

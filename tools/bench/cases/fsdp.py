@@ -15,8 +15,24 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from bench.cases.fsdp_measured import Measured, Steps, functions, measure, measure_host, profile
-from bench.cases.fsdp_row import FUNCTIONS_HEADER, HEADER, PROFILE_HEADER, ProfileRow, Row
+from bench.cases.fsdp_measured import (
+    Measured,
+    Steps,
+    functions,
+    measure,
+    measure_host,
+    measure_segments,
+    profile,
+)
+from bench.cases.fsdp_row import (
+    FUNCTIONS_HEADER,
+    HEADER,
+    PROFILE_HEADER,
+    SEGMENTS_HEADER,
+    ProfileRow,
+    Row,
+    SegmentsRow,
+)
 from bench.cases.fsdp_settings import SETTINGS, Setting
 from bench.cases.fsdp_training import Side
 from bench.command import append_line, positive, rows_named
@@ -43,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
             print(setting.name)
         return 0
     steps, conditions = Steps(options.warm, options.steps), Conditions.here()
-    rows, profiles = [], []
+    rows, profiles, parts = [], [], []
     for setting in settings:
         row = run(setting, options.ranks, steps, options.rounds, conditions)
         rows.append(row)
@@ -52,9 +68,17 @@ def main(arguments: Sequence[str]) -> int:
             found = _profiled(side, setting, options.ranks, steps, options.traces)
             profiles.append(found)
             append_line(found.to_json(), options.json)
+        for side in Side if options.segments else ():
+            part = SegmentsRow(
+                setting, side, on_ranks(options.ranks, measure_segments, side, setting, steps)[0]
+            )
+            parts.append(part)
+            append_line(part.to_json(), options.json)
     print("", HEADER, *(row.to_table_row() for row in rows), sep="\n")
     if profiles:
         print("", PROFILE_HEADER, *(row.to_table_row() for row in profiles), sep="\n")
+    if parts:
+        print("", SEGMENTS_HEADER, *(part.to_table_row() for part in parts), sep="\n")
     if options.functions:
         lines = (_functions(setting, options.ranks, steps, options.functions) for setting in settings)
         print("", FUNCTIONS_HEADER, *chain.from_iterable(lines), sep="\n")
@@ -159,6 +183,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=positive, default=Steps.timed, help="steps that are timed")
     parser.add_argument(
         "--profile", action="store_true", help="also where the time goes, on the GPU and the host"
+    )
+    parser.add_argument(
+        "--segments", action="store_true", help="also how long the parts of a step take, without a profiler"
     )
     parser.add_argument(
         "--functions", type=positive, metavar="N", help="also the N functions that cost the host most"

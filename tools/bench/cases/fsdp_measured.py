@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.cases.fsdp_segments import Segments, marks_on
 from bench.cases.fsdp_settings import Setting
 from bench.cases.fsdp_training import Side, Step, device, training, wait
 from bench.profiles import Profile
@@ -74,6 +75,19 @@ def profile(side: Side, setting: Setting, steps: Steps, trace: Path | None) -> P
     for _ in range(steps.warm):
         step()
     return profile_of(step, trace)
+
+
+def measure_segments(side: Side, setting: Setting, steps: Steps) -> Segments:
+    """How long the parts of a step take."""
+    marks = marks_on(device())
+    step = training(side, setting, marks)
+    for _ in range(steps.warm):
+        step()
+    marks.steps.clear()
+    for _ in range(steps.timed):
+        step()
+    wait()
+    return marks.segments()
 
 
 def measure_host(side: Side, setting: Setting, steps: Steps) -> OnTheHost:

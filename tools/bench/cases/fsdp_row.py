@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.cases.fsdp_measured import Measured, OnTheHost
+from bench.cases.fsdp_segments import COLUMNS as SEGMENTS
+from bench.cases.fsdp_segments import Segments
 from bench.cases.fsdp_settings import OF_LIMIT, Setting
 from bench.cases.fsdp_training import Side
 from bench.conditions import Conditions
@@ -40,6 +42,7 @@ HEADER = _header(
     )
 )
 PROFILE_HEADER = _header(("row", "ms of a step", *COLUMNS, "host", "host's processor"))
+SEGMENTS_HEADER = _header(("row", "ms of", *SEGMENTS))
 FUNCTIONS_HEADER = _header(("side", "us of a step", "with callees", "calls", "function"))
 
 
@@ -141,6 +144,29 @@ class ProfileRow:
         on_gpu = ("-",) * len(COLUMNS) if self.profile is None else self.profile.cells()
         on_host = (f"{self.host.wall:.1f}", f"{self.host.processor:.1f}")
         return f"| {' | '.join((self.setting.name, self.side.value, *on_gpu, *on_host))} |"
+
+
+@dataclass(frozen=True)
+class SegmentsRow:
+    """How long the parts of a step take on one side."""
+
+    setting: Setting
+    side: Side
+    segments: Segments
+
+    def to_json(self) -> str:
+        """As one line of JSON, with nothing rounded."""
+        values = {
+            "segments": f"fsdp {self.setting.name}",
+            "side": self.side.value,
+            "milliseconds": asdict(self.segments),
+        }
+        return json.dumps(values, sort_keys=True)
+
+    def to_table_row(self) -> str:
+        """For a Markdown table under SEGMENTS_HEADER."""
+        cells = (self.setting.name, self.side.value, *(f"{value:.2f}" for value in self.segments.values()))
+        return f"| {' | '.join(cells)} |"
 
 
 def _seconds(found: Measured) -> str:

@@ -15,6 +15,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench.cases.fsdp_segments import BACKWARD, BEGIN, END, GRADIENTS, Marks
 from bench.cases.fsdp_settings import Setting
 from bench.ranks import device_type
 
@@ -31,13 +32,13 @@ class Side(enum.Enum):
     LIMIT = "limit"
 
 
-def training(side: Side, setting: Setting) -> Step:
-    """A side's model, built; what is given runs one step and returns its loss.
+def training(side: Side, setting: Setting, marks: Marks | None = None) -> Step:
+    """A side's model, built; what is given runs one step, which comes to ``marks``, and returns its loss.
 
     It is freed when the caller lets go of it, and the memory given back when the next one is built.
     """
     _empty_cache()
-    step = _built(side, setting)
+    step = _built(side, setting, marks)
     _empty_cache()  # of the values before sharding
     return step
 
@@ -65,20 +66,31 @@ def _empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def _built(side: Side, setting: Setting) -> Step:
+def _built(side: Side, setting: Setting, marks: Marks | None) -> Step:
     model = model_of(side, setting)
-    backward = _backward(model, setting)
+    mark = _unmarked
+    if marks is not None:
+        mark = marks.mark
+        marks.watch(model.blocks)
+    backward = _backward(model, setting, mark)
     optimized = list(model.parameters()) if side is not Side.LIMIT else _like_a_shard(model, setting)
     optimizer = _adamw(side, setting)(optimized, lr=RATE, fused=True)
 
     def step() -> Any:
+        mark(BEGIN)
         loss = backward()
+        mark(GRADIENTS)
         optimizer.step()
         # The limit keeps the gradients of its shard, which nothing computes, and drops those of the model.
         (model if side is Side.LIMIT else optimizer).zero_grad()
+        mark(END)
         return loss
 
     return step
+
+
+def _unmarked(name: str) -> None:
+    """Nobody asks."""
 
 
 def _adamw(side: Side, setting: Setting) -> Any:
@@ -89,7 +101,7 @@ def _adamw(side: Side, setting: Setting) -> Any:
 def backward_of(side: Side, setting: Setting) -> Step:
     """Forward and backward alone; gradients are dropped."""
     model = model_of(side, setting)
-    backward, parameters = _backward(model, setting), list(model.parameters())
+    backward, parameters = _backward(model, setting, _unmarked), list(model.parameters())
 
     def step() -> Any:
         loss = backward()
@@ -100,7 +112,7 @@ def backward_of(side: Side, setting: Setting) -> Step:
     return step
 
 
-def _backward(model: Any, setting: Setting) -> Step:
+def _backward(model: Any, setting: Setting, mark: Callable[[str], None]) -> Step:
     """Forward and backward on fresh tokens, other ones on every rank; the loss."""
     import torch
 
@@ -111,6 +123,7 @@ def _backward(model: Any, setting: Setting) -> Step:
         ids = torch.randint(vocabulary, shape, device=device(), generator=tokens)
         logits = model(ids[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        mark(BACKWARD)
         loss.backward()
         return loss.detach()
 
