@@ -116,6 +116,13 @@ def _check_parameter(
             "fully_shard on inner modules first, and for a parameter that two modules share only on a module that holds "
             "both"
         )
+    try:
+        _ = parameter.shape
+    except RuntimeError as error:  # of a module that learns its sizes from the first input
+        raise ValueError(
+            f"{where} has no shape yet: call the module once (a lazy layer learns its sizes from what comes in), or give it its sizes, "
+            "before fully_shard"
+        ) from error
     gradient = parameter.grad if isinstance(parameter, DTensor) else platform.get_grad(parameter)
     if gradient is not None:
         raise ValueError(

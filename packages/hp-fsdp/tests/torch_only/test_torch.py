@@ -114,3 +114,17 @@ def test_the_readmes_example_does_what_the_readme_says(world: World) -> None:
     # Printed as 0.0015; other builds of torch may round otherwise.
     assert abs(found["loss"].item() - 0.0015) < 1e-4
     assert len(found["state"]) == (6 if world.rank == 0 else 0)
+
+
+@distributed(world_size=2, backends="torch")
+def test_a_lazy_layer_is_refused_by_name_until_it_has_its_sizes(world: World) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LazyLinear(4)).double()
+    with pytest.raises(
+        ValueError, match=r"parameter '1\.weight' of Sequential has no shape yet: call the module once"
+    ):
+        fully_shard(model, make_mesh(world))
+    x = torch.ones(2, 3, dtype=torch.float64)
+    expected = model(x)
+    fully_shard(model, make_mesh(world))
+    assert_parity(model(x), expected, **CLOSE)
