@@ -204,3 +204,18 @@ def test_what_has_no_state_in_the_dict_has_none_after_loading(world: World) -> N
     ignoring = StateDictOptions(True, ignore_frozen_params=True, broadcast_from_rank0=True)
     assert set_optimizer_state_dict(model, optimizer, state, options=ignoring) == ([], [])
     assert model.head.weight in optimizer.state
+
+
+@distributed(world_size=(1, 2))
+def test_options_that_are_functions_stay(world: World) -> None:
+    model, optimizer = trained(world, "uneven")
+    optimizer.param_groups[0]["rule"] = None
+    whole = get_optimizer_state_dict(model, optimizer, options=FULL)
+    assert whole["param_groups"][0]["rule"] is None
+    other, fresh = trained(world, "uneven", num_steps=0)
+    fresh.param_groups[0].update(rule=len, mu=0.25)
+    for state, options in ((whole, None), (whole if world.rank == 0 else {}, FROM_0)):
+        set_optimizer_state_dict(other, fresh, state, options=options)
+        assert fresh.param_groups[0]["rule"] is len
+        assert fresh.param_groups[0]["mu"] == 0.5
+    assert "rule" not in get_optimizer_state_dict(other, fresh)["param_groups"][0]

@@ -61,7 +61,7 @@ def set_optimizer_state_dict(
     dtype: of the parameter's shape in its placements, of other shapes replicated, single numbers as plain tensors. A
     parameter without an entry in the dict has no state afterwards. Groups are matched by their parameters' names, not by
     their order; hyperparameters are taken from the dict, but for those that say how the optimizer runs (``foreach``,
-    ``fused``, ``capturable``, ``differentiable``, ``offload_state``).
+    ``fused``, ``capturable``, ``differentiable``, ``offload_state``), and those that are functions in this optimizer, which stay.
 
     RuntimeError with both lists for missing or unexpected names if ``options.strict``; ValueError for a tensor of another
     shape, and for a group whose parameters stand in several groups of the dict. All of this is found before anything is

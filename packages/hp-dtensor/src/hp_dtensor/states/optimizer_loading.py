@@ -171,6 +171,8 @@ class Loading:
             return
         for group in self._groups_from(number):
             present = group.get(name)
+            if is_function(platform, present):
+                continue  # no dict has one: what it has instead was said to an optimizer that had none
             if not platform.is_tensor(present):
                 group[name] = self._own(value)
             elif platform.is_tensor(value):
@@ -236,3 +238,15 @@ class Loading:
         _, group = self.named.owners[id(parameter)]
         on_host = key[2] == STEP and not (group.get("fused") or group.get("capturable"))
         return "cpu" if on_host else device
+
+
+def is_function(platform: Platform, value: Any) -> bool:
+    """Whether a hyperparameter is a function: it is in no dict, and stays when one is loaded."""
+    return (
+        callable(value) and not platform.is_tensor(value) and not isinstance(value, dtype_classes(platform))
+    )
+
+
+def dtype_classes(platform: Platform) -> tuple[type, ...]:
+    """Of which dtypes are. On MindSpore there is a class for each kind of numbers."""
+    return tuple({type(platform.dtype(name)) for name in ("float32", "bfloat16", "int64")})

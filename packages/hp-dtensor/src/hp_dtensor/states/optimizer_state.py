@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_dtensor.states.broadcast import agree, announce, home_of
-from hp_dtensor.states.optimizer_loading import GROUPS, STATE, Loading, flat
+from hp_dtensor.states.optimizer_loading import GROUPS, STATE, Loading, dtype_classes, flat, is_function
 from hp_dtensor.states.optimizer_names import PARAM_NAMES, PARAMS, NamedOptimizer, check_flat
 from hp_dtensor.states.options import IncompatibleKeys, StateDictOptions, refuse_names
 from hp_dtensor.states.values import is_frozen, read
@@ -50,13 +50,11 @@ def read_optimizer(platform: Platform, named: NamedOptimizer, options: StateDict
 
 def _hyperparameters(platform: Platform, group: Mapping[str, Any]) -> dict[str, Any]:
     """What can be kept of a group, without its parameters."""
-    # On MindSpore there is a class for each kind of numbers.
-    dtypes = tuple({type(platform.dtype(name)) for name in ("float32", "bfloat16", "int64")})
     found: dict[str, Any] = {}
     for key, value in group.items():
-        if isinstance(value, dtypes):
+        if isinstance(value, dtype_classes(platform)):
             found[key] = platform.dtype_name(value)
-        elif key not in (PARAMS, PARAM_NAMES) and (platform.is_tensor(value) or not callable(value)):
+        elif key not in (PARAMS, PARAM_NAMES) and not is_function(platform, value):
             found[key] = value
     return found
 
