@@ -39,6 +39,20 @@ def newton_schulz(
     return x.T if tall else x
 
 
+def polar(x: np.ndarray) -> np.ndarray:
+    """The nearest orthogonal matrix, to which Newton-Schulz comes near."""
+    u, _, v = np.linalg.svd(x, full_matrices=False)
+    return u @ v
+
+
+def sinkhorn(x: np.ndarray, steps: int = 5) -> np.ndarray:
+    """Rows and columns of equal lengths, in turns; none of them may be zero."""
+    for _ in range(steps):
+        x = x / np.sqrt((x * x).mean(1, keepdims=True))
+        x = x / np.sqrt((x * x).mean(0, keepdims=True))
+    return x
+
+
 def blocks(shape: tuple[int, ...]) -> list[Index]:
     """Where the matrices of a parameter of this shape are: its experts, or all of it."""
     return [(e,) for e in range(shape[0])] if len(shape) == 3 and shape[1] != 1 else [(...,)]
@@ -73,6 +87,7 @@ class Muon:
         triples: Sequence[Sequence[float]] = FIVE,
         margin: float = 1.0,
         ns_steps: int = 5,
+        transform: Callable[[np.ndarray], np.ndarray] | None = None,
         scale: Callable[[int, int], float] | None = None,
         cut: Mapping[str, Callable[[tuple[int, ...]], list[Index]]] | None = None,
         dtype: str = "float64",
@@ -84,6 +99,9 @@ class Muon:
         self.momentum = {name: np.zeros_like(value) for name, value in self.params.items()}
         self.lr, self.weight_decay, self.mu, self.nesterov = lr, weight_decay, momentum, nesterov
         self.triples, self.margin, self.ns_steps, self.cut = triples, margin, ns_steps, dict(cut or {})
+        self.transform = transform or (
+            lambda matrix: newton_schulz(matrix, self.triples, self.ns_steps, self.margin)
+        )
         self.scale = scale or (lambda rows, cols: matched_adamw_rms * max(rows, cols) ** 0.5)
 
     def step(self, grads: Mapping[str, np.ndarray | None]) -> None:
@@ -99,7 +117,7 @@ class Muon:
             p = p * number(1 - self.lr * self.weight_decay)
             for index, matrix in self.matrices(name, u):
                 matrix = matrix.astype(self.ns_dtype)
-                update = newton_schulz(matrix, self.triples, self.ns_steps, self.margin)
+                update = self.transform(matrix)
                 factor = number(self.lr * self.scale(*matrix.shape))
                 p[index] = p[index] - factor * update.astype(self.dtype).reshape(p[index].shape)
             self.params[name] = p

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hp_optim.clip.norms import clip_grad_norm_ as clip_grad_norm_
     from hp_optim.clip.norms import get_grad_norm as get_grad_norm
     from hp_optim.muon.native import Muon as Muon
+    from hp_optim.muon.sinkhorn import sinkhorn as sinkhorn
     from hp_optim.schedule.container import LRSchedulersContainer as LRSchedulersContainer
     from hp_optim.schedule.factory import get_hyper_lr_scheduler as get_hyper_lr_scheduler
 
@@ -31,6 +32,7 @@ _WHERE = {
     "get_hyper_optimizer": "chain.hyper_optimizer",
     "route_parameters": "chain.routing",
     "show_routing": "chain.routing",
+    "sinkhorn": "muon.sinkhorn",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, _WHERE)

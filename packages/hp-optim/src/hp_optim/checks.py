@@ -16,6 +16,8 @@ PARAMS = "params"
 NAMES = "param_names"
 _TAGS = frozenset({PARAMS, NAMES, "name", "initial_lr", "step"})
 """Keys of groups that are no hyperparameters of an algorithm."""
+_OTHER_NAMES = {"ns_variant": "ns_coefficients"}
+"""What others call a hyperparameter, and its name here."""
 
 
 def check_parameter(platform: Platform, optimizer: str, where: str, parameter: Any) -> None:
@@ -49,8 +51,17 @@ def check_unknown(optimizer: str, unknown: Mapping[str, Any], known: Iterable[st
     if unknown:
         raise ValueError(
             f"{optimizer} has no {', '.join(sorted(map(repr, unknown)))}; it takes {', '.join(sorted(known))}: remove or rename what it "
-            "does not take"
+            f"does not take{names_here(unknown, known)}"
         )
+
+
+def names_here(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """For the end of an error: which of the unknown names has another one here."""
+    names = frozenset(known)
+    found = [
+        f"{key!r} is {_OTHER_NAMES[key]!r} here" for key in sorted(unknown) if _OTHER_NAMES.get(key) in names
+    ]
+    return f". {', '.join(found)}" if found else ""
 
 
 def check_keys(optimizer: str, group: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -59,7 +70,8 @@ def check_keys(optimizer: str, group: Mapping[str, Any], known: Iterable[str]) -
     for key in group:
         if key in names or key in _TAGS or not isinstance(key, str):
             continue
-        near = difflib.get_close_matches(key, names, 1, 0.8)
+        other = _OTHER_NAMES.get(key)
+        near = [other] if other in names else difflib.get_close_matches(key, names, 1, 0.8)
         if near:
             raise ValueError(
                 f"{optimizer}: a group has the key {key!r}, which is no hyperparameter and would be ignored; did you mean {near[0]!r}? "

@@ -71,9 +71,9 @@ def logged(world: World) -> Iterator[Log]:
         log.add(*current[-1])
         return work
 
-    def iterated(step: Any, stack: Any, x: Any) -> Any:
-        log.add("iterated", next(b for b in log._batches if any(stack is each for each in b.stacks)))
-        return orthogonalised(step, stack, x)
+    def iterated(step: Any, batch: Any, stack: Any, x: Any) -> Any:
+        log.add("iterated", batch)
+        return orthogonalised(step, batch, stack, x)
 
     def applied(step: Any, batch: Any, results: Any) -> None:
         log.add("applied", batch)

@@ -88,11 +88,13 @@ def parameters(world: World, placements: Sequence[Any], mesh_shape: tuple[int, .
     return found
 
 
-def steps(world: World, placements: Sequence[Any], mesh_shape: tuple[int, ...]) -> list[torch.Tensor]:
+def steps(
+    world: World, placements: Sequence[Any], mesh_shape: tuple[int, ...], **options: Any
+) -> list[torch.Tensor]:
     """Parameters and momenta after steps whose learning rate, gradients and addresses change."""
     params = parameters(world, placements, mesh_shape)
     groups = [{"params": params[:6]}, {"params": params[6:], "weight_decay": 0.0, "nesterov": False}]
-    optimizer = Muon(groups, lr=0.1, memory_cap=2**13)
+    optimizer = Muon(groups, lr=0.1, memory_cap=2**13, **options)
     held = []
     for step in range(10):
         for number, group in enumerate(optimizer.param_groups):
@@ -136,6 +138,26 @@ def test_steps_from_records_give_the_bits_of_steps_launch_by_launch(world: World
             assert kept.num_launched > 20
     for plain, again in zip(*ends, strict=True):
         assert torch.isfinite(plain).all()
+        assert torch.equal(plain, again)
+
+
+@distributed(world_size=(1, 2), backends="torch")
+def test_a_function_in_the_place_of_the_iteration_runs_anew_between_records(world: World) -> None:
+    ends, calls = [], []
+
+    def doubled(stack: torch.Tensor) -> torch.Tensor:
+        calls.append(stack.shape)
+        return stack.mul_(2.0) if stack.shape[1] == 8 else stack * 2.0
+
+    for is_on in (False, True):
+        with recorded(world, is_on=is_on) as made:
+            ends.append(steps(world, [Shard(0)], (world.size,), ns_transform_fn=doubled))
+    (kept,) = made
+    assert kept.failures == {}
+    assert kept.num_launched > 0
+    first, second = calls[: len(calls) // 2], calls[len(calls) // 2 :]
+    assert first == second
+    for plain, again in zip(*ends, strict=True):
         assert torch.equal(plain, again)
 
 

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from hp_optim import get_hyper_optimizer as get_hyper_optimizer
     from hp_optim import route_parameters as route_parameters
     from hp_optim import show_routing as show_routing
+    from hp_optim import sinkhorn as sinkhorn
     from hp_platform import DeviceMesh as DeviceMesh
     from hp_platform import destroy_process_group as destroy_process_group
     from hp_platform import get_backend as get_backend
@@ -245,6 +246,7 @@ _WHERE = {
     "show_memory": "hp_fsdp",
     "show_plan": "hp_tp",
     "show_routing": "hp_optim",
+    "sinkhorn": "hp_optim",
     "split_group": "hp_platform",
     "transfer": "hp_dtensor",
     "vocab_parallel_cross_entropy": "hp_tp",

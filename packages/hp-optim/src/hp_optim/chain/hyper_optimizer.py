@@ -17,7 +17,7 @@ from hp_optim.chain.routing import (
     placements_of,
     route_parameters,
 )
-from hp_optim.checks import NAMES, PARAMS
+from hp_optim.checks import NAMES, PARAMS, names_here
 from hp_optim.groups import Group, groups_of
 from hp_platform.platform import Platform, get_platform
 from hp_platform.process_groups import get_rank, is_initialized
@@ -114,6 +114,7 @@ def _without_prefix(
         raise ValueError(
             f"{argument} has {', '.join(map(repr, unknown))}, which {optimizer.__name__} does not take; it takes "
             f"{', '.join(sorted(optimizer.HYPERPARAMETERS))}: remove or rename them"
+            f"{names_here([key.removeprefix(f'{kind}_') for key in unknown], optimizer.HYPERPARAMETERS)}"
         )
     return found
 

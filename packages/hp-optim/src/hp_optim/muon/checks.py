@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hp_dtensor.placements import Partial
 from hp_dtensor.spec import shown
 from hp_optim.checks import check_learning_rate, check_number
 from hp_optim.groups import Group
-from hp_optim.muon.coefficients import coefficients_of
+from hp_optim.muon.coefficients import DEFAULT_SET, DEFAULT_STEPS, Coefficients, coefficients_of
+from hp_optim.muon.kinds import TRANSFORM, name_of
 from hp_optim.muon.matrices import matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.placed import named
 from hp_optim.muon.scale import scale_rule
+from hp_optim.muon.transform import check_function
 from hp_platform.platform import Platform
 
 
-def check_group(platform: Platform, name: str, group: Group) -> None:
-    """ValueError for what the optimizer ``name`` does not take, parameters only where the group has some."""
+def check_group(platform: Platform, name: str, group: Group, defaults: Group) -> None:
+    """ValueError for what the optimizer ``name`` does not take, parameters only where the group has some.
+
+    ``defaults``: the options that groups inherit, as a group.
+    """
     check_learning_rate(platform, name, group["lr"])
     check_number(name, "weight_decay", group["weight_decay"], advice="give 0.1, or 0 for none")
     check_number(name, "momentum", group["momentum"], below=1.0, advice="give 0.95")
     scale_rule(group["scale"], group["matched_adamw_rms"])
     coefficients_of(group["ns_coefficients"]).of_steps(group["ns_steps"])
+    _check_transform(name, group, defaults)
     given = group["ns_dtype"]
     if given is not None and not platform.is_floating(platform.dtype(given)):
         raise ValueError(
@@ -42,3 +51,24 @@ def check_group(platform: Platform, name: str, group: Group) -> None:
                 f"{name}: a parameter of shape {tuple(parameter.shape)} lies as {shown(placements)}, and its values are sums over "
                 "ranks: redistribute it to Shard or Replicate, then make the optimizer"
             )
+
+
+def _check_transform(name: str, group: Group, defaults: Group) -> None:
+    """ValueError for what is no function, and for another iteration than the usual beside one, which would not be made.
+
+    A group that has a function where the optimizer has none may inherit the options of an iteration: they are for the others.
+    """
+    function = group[TRANSFORM]
+    check_function(name, function)
+    if function is None:
+        return
+    usual = {"ns_coefficients": DEFAULT_SET, "ns_steps": DEFAULT_STEPS}
+    if _iteration_of(group) != _iteration_of(defaults if defaults[TRANSFORM] is None else usual):
+        raise ValueError(
+            f"{name}: ns_steps {group['ns_steps']!r} and ns_coefficients {group['ns_coefficients']!r} are of Newton-Schulz, and {TRANSFORM} "
+            f"{name_of(function)} takes its place: leave them out, or give {TRANSFORM}=None"
+        )
+
+
+def _iteration_of(group: Mapping[str, Any]) -> tuple[Coefficients, int]:
+    return coefficients_of(group["ns_coefficients"]), group["ns_steps"]

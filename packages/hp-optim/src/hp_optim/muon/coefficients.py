@@ -32,6 +32,7 @@ from typing import Final, TypeAlias, cast
 
 Triple: TypeAlias = tuple[float, float, float]
 DEFAULT_SET: Final = "asym5"
+DEFAULT_STEPS: Final = 5
 
 
 @dataclass(frozen=True)

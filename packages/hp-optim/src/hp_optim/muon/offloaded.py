@@ -8,7 +8,7 @@ device holds the local momentum of the parameters of two batches, however many t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hp_optim.muon.batches import Batch
@@ -30,12 +30,13 @@ class OffloadedStep(Step):
         platform: Platform,
         updated: Sequence[Updated],
         devices: Devices,
+        name_of: Callable[[int], str],
         batches: Sequence[Batch],
         transfers: Mapping[int, Transfers],
     ) -> None:
         """``batches``: in the order in which they will be packed. ``transfers``: of parameters whose momentum is on the host."""
         self._present = list(updated)
-        super().__init__(platform, self._present, devices)
+        super().__init__(platform, self._present, devices, name_of)
         self._on_host = tuple(each.momentum for each in updated)
         self._transfers = transfers
         self._numbers = [self._wanted(batch) for batch in batches]

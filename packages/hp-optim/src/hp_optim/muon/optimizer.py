@@ -11,8 +11,9 @@ from hp_optim.groups import Group
 from hp_optim.muon import placed
 from hp_optim.muon.batches import Batch
 from hp_optim.muon.checks import check_group
-from hp_optim.muon.coefficients import DEFAULT_SET, Coefficients, coefficients_of
+from hp_optim.muon.coefficients import DEFAULT_SET, DEFAULT_STEPS, Coefficients
 from hp_optim.muon.devices import Devices
+from hp_optim.muon.kinds import TRANSFORM, TransformFn, kind_of
 from hp_optim.muon.matrices import Split, check_patterns, matrices_of, rule_for
 from hp_optim.muon.newton_schulz import MEMORY_CAP
 from hp_optim.muon.offloaded import OffloadedStep
@@ -20,12 +21,12 @@ from hp_optim.muon.pipeline import run
 from hp_optim.muon.placed import BUFFER, device_of_iteration, named
 from hp_optim.muon.plan import Known, Plans
 from hp_optim.muon.scale import DEFAULT_RULE, MATCHED_ADAMW_RMS, ScaleRule, scale_rule
-from hp_optim.muon.step import Iteration, Step, Updated
+from hp_optim.muon.step import Step, Updated
 from hp_optim.offload.home import OFFLOAD_STATE
 from hp_optim.offload.transfers import Transfers
 from hp_optim.pieces import local_of
 
-_FUNCTIONS = ("split", "scale")
+_FUNCTIONS = ("split", "scale", TRANSFORM)
 """Options that may be functions, which no state dict holds."""
 
 
@@ -52,11 +53,17 @@ class MuonSteps(OptimizerSteps):
         ns_steps: Newton-Schulz iterations, any number of at least 1.
         ns_coefficients: ``"asym5"``, ``"quintic"``, ``"polar-express"``, or triples: :mod:`hp_optim.muon.coefficients`.
         ns_dtype: of the iteration; None: bfloat16 where the device computes it, else float32.
+        ns_transform_fn: None for Newton-Schulz, or what takes its place: a function that gets whole matrices as a stack ``(b, rows, cols)``
+            in ``ns_dtype`` and returns what they become, a tensor of the same shape on the same device; :func:`hp_optim.sinkhorn`, or
+            your own, with a ``scale`` that suits it. It must neither communicate, nor depend on which matrices are stacked together, nor
+            return memory that it writes again: [Note: functions of the caller] in :mod:`hp_optim.muon.transform`. A group that has one
+            uses no ``ns_steps`` and ``ns_coefficients``, and may not be given other ones than the usual; it may inherit them.
         scale: ``"match_rms_adamw"`` as above, ``"original"``, ``"spectral"``, ``"none"``, or a function ``(rows, cols) -> factor``.
         split: which matrices parameters consist of, where their shape does not say: :mod:`hp_optim.muon.matrices`. By shape:
             ``(m, n)`` one, ``(e, m, n)`` one for each expert, 4 and 5 dims are convolutions.
         memory_cap: bytes of working memory for the matrices of a batch on their owner, at least those of one matrix. Three batches
-            are under way at a time. Groups travel together: the smallest cap counts for all of them.
+            are under way at a time. Groups travel together: the smallest cap counts for all of them. A function of the caller's is taken to
+            need two copies of its stack in 32 bits at most, besides argument and result: give less memory to one that takes more.
         offload_state: keep the momentum of parameters that lie on a device in page-locked memory of the host. It comes and goes with
             the batches on streams of its own; the device holds that of two batches during a step, and none between steps. Bits
             and state dicts are those without. No effect where a device has no memory of its own (cpu).
@@ -76,9 +83,10 @@ class MuonSteps(OptimizerSteps):
     Values: a sharded step has the momentum of the unsharded one to the bit, and its update to rounding of ``ns_dtype``; replicas
     stay equal to the bit.
 
-    Errors: ValueError for vectors, placements, options and rules that do not fit; RuntimeError on all ranks that meet for the first time
-    with gradients of different parameters; where one of them comes with parameters that it had before, the others end by the
-    group's time-out.
+    Errors: ValueError for vectors, placements, options and rules that do not fit, and TypeError or ValueError on the owner of a matrix of
+    which ``ns_transform_fn`` makes something else, in the midst of the step; RuntimeError on all ranks that meet for the first time
+    with gradients of different parameters or functions of different names; where one of them comes with parameters that it had
+    before, the others end by the group's time-out.
     """
 
     HYPERPARAMETERS: ClassVar[frozenset[str]] = frozenset(
@@ -91,6 +99,7 @@ class MuonSteps(OptimizerSteps):
             "ns_steps",
             "ns_coefficients",
             "ns_dtype",
+            TRANSFORM,
             "scale",
             "split",
             "memory_cap",
@@ -106,10 +115,11 @@ class MuonSteps(OptimizerSteps):
         matched_adamw_rms: float = MATCHED_ADAMW_RMS,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: int = DEFAULT_STEPS,
         ns_coefficients: str | Coefficients | Sequence[Sequence[float]] | Sequence[float] = DEFAULT_SET,
         *,
         ns_dtype: Any = None,
+        ns_transform_fn: TransformFn | None = None,
         scale: str | ScaleRule = DEFAULT_RULE,
         split: Split = None,
         memory_cap: int = MEMORY_CAP,
@@ -125,6 +135,7 @@ class MuonSteps(OptimizerSteps):
             "ns_steps": ns_steps,
             "ns_coefficients": ns_coefficients,
             "ns_dtype": ns_dtype,
+            TRANSFORM: ns_transform_fn,
             "scale": scale,
             "split": split,
             "memory_cap": memory_cap,
@@ -135,13 +146,13 @@ class MuonSteps(OptimizerSteps):
         check_patterns(type(self).__name__, [group["split"] for group in self.param_groups], labels)
 
     def _check_group(self, group: Group) -> None:
-        check_group(self.platform, type(self).__name__, group)
+        check_group(self.platform, type(self).__name__, group, getattr(self, "defaults", group))
         self._check_offload(group)
 
     # --- state dicts
     def state_dict(self) -> dict[str, Any]:
-        """``{"state": ..., "param_groups": ...}``, sharded; nothing is copied or communicated. ``split`` and ``scale`` are left out where
-        they are functions; a parameter that never had a gradient has no entry in the state.
+        """``{"state": ..., "param_groups": ...}``, sharded; nothing is copied or communicated. ``split``, ``scale`` and ``ns_transform_fn`` are
+        left out where they are functions; a parameter that never had a gradient has no entry in the state.
         """
         found = super().state_dict()
         for group in found["param_groups"]:
@@ -152,14 +163,16 @@ class MuonSteps(OptimizerSteps):
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take groups and state of a dict of :meth:`state_dict` from the same shards; values are copied. ``split`` and ``scale`` that
-        the dict leaves out stay.
+        """Take groups and state of a dict of :meth:`state_dict` from the same shards; values are copied. Functions stay, whatever the dict
+        has in their place, and so does what it leaves out because it was a function there.
         """
-        own = [{key: group[key] for key in _FUNCTIONS} for group in self.param_groups]
+        own = [
+            {key: group[key] for key in _FUNCTIONS if callable(group[key]) or key not in given}
+            for group, given in zip(self.param_groups, state_dict["param_groups"], strict=False)
+        ]
         super().load_state_dict(state_dict)
-        for group, functions in zip(self.param_groups, own, strict=True):
-            for key, value in functions.items():
-                group.setdefault(key, value)
+        for group, kept in zip(self.param_groups, own, strict=True):
+            group.update(kept)
 
     # --- a step
     def _forget_plans(self) -> None:
@@ -179,10 +192,14 @@ class MuonSteps(OptimizerSteps):
             raise
         for group in self.param_groups:
             group[STEP] = group[STEP] + 1
+
+        def name_of(position: int) -> str:
+            return self._known[present[position]].name
+
         if not transfers:
-            run(self.platform, batches, Step(self.platform, updated, devices), devices)
+            run(self.platform, batches, Step(self.platform, updated, devices, name_of), devices)
             return
-        step = OffloadedStep(self.platform, updated, devices, batches, transfers)
+        step = OffloadedStep(self.platform, updated, devices, name_of, batches, transfers)
         try:
             run(self.platform, batches, step, devices)
         finally:  # also if a step fails: the memory of its copies is dropped
@@ -207,7 +224,9 @@ class MuonSteps(OptimizerSteps):
         seen: list[Any] = []
         position = 0
         for number, group in enumerate(self.param_groups):
-            seen.append([group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", "split")])
+            seen.append(
+                [group[key] for key in ("ns_steps", "ns_coefficients", "ns_dtype", TRANSFORM, "split")]
+            )
             scale = scale_rule(group["scale"], group["matched_adamw_rms"])
             options = (group["weight_decay"], group["momentum"], group["nesterov"], scale, number)
             rates: dict[str, Any] = {}
@@ -254,24 +273,21 @@ class MuonSteps(OptimizerSteps):
             0,
         )
         found: list[Known] = []
+        functions: list[TransformFn] = []
         for group in self.param_groups:
-            coefficients = coefficients_of(group["ns_coefficients"])
             for parameter, label in named(group):
                 shape = tuple(parameter.shape)
                 storage = platform.device_of(local_of(parameter))
                 spec = getattr(parameter, "_spec", None)
                 device = device_of_iteration(platform, spec, storage)
                 placed.check_momentum(self._entries.get(parameter), parameter, label)
-                dtype = group["ns_dtype"]
-                if dtype is None:
-                    dtype = "bfloat16" if platform.supports("bfloat16_compute", device) else "float32"
                 found.append(
                     Known(
                         name=label or f"parameter {len(found)}",
                         spec=spec,
                         shape=shape,
                         matrices=matrices_of(shape, rule_for(label, shape, group["split"]), name=label),
-                        iteration=Iteration(coefficients, group["ns_steps"], platform.dtype(dtype)),
+                        kind=kind_of(platform, group, device, functions),
                         kept=self._kept(parameter),
                         device=device,
                         storage=storage,

@@ -36,8 +36,8 @@ class Steps(Protocol):
         """The elements of ``batch.packed_cuts`` in a row, in the dtype that travels, on the device; momentum that is due moves on."""
         ...
 
-    def orthogonalised(self, stack: Stack, x: Tensor) -> Tensor:
-        """The result of a stack."""
+    def orthogonalised(self, batch: Batch, stack: Stack, x: Tensor) -> Tensor:
+        """The result of a stack of the batch, contiguous."""
         ...
 
     def apply(self, batch: Batch, results: Results) -> None:
@@ -94,7 +94,7 @@ class Turn:
             self._stream.wait_event(self._event)
             matrices = self._coming.wait()
             stacks = zip(self._batch.stacks, matrices, strict=True)
-            results = [self._steps.orthogonalised(stack, x) for stack, x in stacks]
+            results = [self._steps.orthogonalised(self._batch, stack, x) for stack, x in stacks]
             self._back = GoingBack(self._platform, self._batch, results, self._repeated)
             self._event = self._stream.record_event()
 

@@ -18,11 +18,12 @@ from typing import Any
 from hp_dtensor.spec import Spec, shown
 from hp_optim.muon.batches import Batch, Lane, batches_of
 from hp_optim.muon.devices import Devices
+from hp_optim.muon.kinds import Kind, Transform
 from hp_optim.muon.matrices import Matrix
 from hp_optim.muon.newton_schulz import working_bytes
 from hp_optim.muon.owners import Task
 from hp_optim.muon.parts import Box, Sharing, alone, sharing_of
-from hp_optim.muon.step import Iteration
+from hp_optim.muon.transform import transform_bytes
 from hp_platform import CollectiveTimeoutError, ProcessGroup
 from hp_platform.meeting import told
 from hp_platform.platform import Platform
@@ -44,7 +45,7 @@ class Known:
     shape: tuple[int, ...]
     """Of the whole."""
     matrices: tuple[Matrix, ...]
-    iteration: Iteration
+    kind: Kind
     kept: DType
     """Of its momentum; without a momentum yet, of itself."""
     device: str
@@ -70,13 +71,12 @@ class Known:
     def lane(self) -> Lane:
         """What its matrices share with those that travel with them."""
         ranks = (self.rank,) if self.spec is None else tuple(sorted(self.spec.mesh.rank_list))
-        computed = self.iteration.dtype
-        return Lane(ranks, self.kept, computed, computed, self.device, self.storage)
+        return Lane(ranks, self.kept, self.kind.dtype, self.kind.dtype, self.device, self.storage)
 
     def tasks(self, position: int, *, only_local: bool = False) -> list[Task]:
         """Of the parameter at ``position`` of the step."""
         return [
-            Task(position, box, matrix.rows, matrix.cols, self.iteration, sharing)
+            Task(position, box, matrix.rows, matrix.cols, self.kind, sharing)
             for matrix, box, sharing in self.boxes
             if not (only_local and len(sharing.holders) > 1)
         ]
@@ -124,7 +124,8 @@ class Plans:
 
     def _num_bytes(self, task: Task, lane: Lane) -> int:
         platform = self._platform
-        return working_bytes(
+        bound = transform_bytes if isinstance(task.kind, Transform) else working_bytes
+        return bound(
             (task.rows, task.columns), platform.itemsize(lane.sent), platform.itemsize(lane.computed)
         )
 
@@ -153,10 +154,9 @@ class Plans:
         assert each.spec is not None
         names = self._platform.dtype_name
         device, storage = each.device.partition(":")[0], each.storage.partition(":")[0]
-        how = each.iteration
         return (
             f"{each.name} of shape {each.shape} as {shown(each.spec.placements)}, in {len(each.matrices)} matrices, momentum in "
-            f"{names(each.kept)} on {storage}, {how.steps} steps of {how.coefficients.name} in {names(how.dtype)} on {device}: "
+            f"{names(each.kept)} on {storage}, {each.kind.described} in {names(each.kind.dtype)} on {device}: "
             + ("with a gradient" if has_gradient else "without a gradient")
         )
 

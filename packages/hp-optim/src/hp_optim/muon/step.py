@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hp_optim.muon.batches import Batch, Lane, Stack
 from hp_optim.muon.devices import Devices
 from hp_optim.muon.exchange import Results
+from hp_optim.muon.kinds import Iteration, Transform
 from hp_optim.muon.newton_schulz import newton_schulz_again
 from hp_optim.muon.owners import Task
 from hp_optim.muon.pieces import cut_row, in_a_row, joined, piece_of
 from hp_optim.muon.routes import Cut
+from hp_optim.muon.transform import transformed
 from hp_platform.platform import Platform
-from hp_platform.protocols.tensor import DType, Tensor
+from hp_platform.protocols.tensor import Tensor
 
 
 class Updated(NamedTuple):
@@ -37,20 +38,19 @@ class Updated(NamedTuple):
     """Of the optimizer: learning rate and all below are the group's."""
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """The kind of a task: matrices of one shape with equal ones are orthogonalised together."""
-
-    coefficients: Any
-    steps: int
-    dtype: DType
-
-
 class Step:
     """What :func:`hp_optim.muon.pipeline.run` does with each batch."""
 
-    def __init__(self, platform: Platform, updated: Sequence[Updated], devices: Devices) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        updated: Sequence[Updated],
+        devices: Devices,
+        name_of: Callable[[int], str],
+    ) -> None:
+        """``name_of``: a position in ``updated`` -> the parameter's name, for messages."""
         self._platform, self._updated, self._devices = platform, updated, devices
+        self._name_of = name_of
         self._numbers_of_step: dict[tuple[str, int, int, int], Tensor] = {}
         """Of this step: by device, group, rows and columns."""
         self._waiting: dict[int, list[tuple[Cut, Tensor]]] = {}
@@ -133,9 +133,14 @@ class Step:
         return found
 
     # --- on the device
-    def orthogonalised(self, stack: Stack, x: Tensor) -> Tensor:
+    def orthogonalised(self, batch: Batch, stack: Stack, x: Tensor) -> Tensor:
         """See :class:`hp_optim.muon.pipeline.Steps`."""
         kind = stack.kind
+        if isinstance(kind, Transform):
+            tasks = batch.tasks
+            return transformed(
+                self._platform, kind, x, lambda: [self._name_of(tasks[at].parameter) for at in stack.tasks]
+            )
         assert isinstance(kind, Iteration)
         return newton_schulz_again(
             self._platform,
