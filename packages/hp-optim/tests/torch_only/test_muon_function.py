@@ -99,3 +99,18 @@ def test_a_result_on_another_device_or_sharded_is_refused(world: World) -> None:
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             Muon([("w", weight)], ns_transform_fn=function, ns_dtype="float32").step()
+
+
+@distributed(world_size=[1, 2], backends=["torch", "cuda"])
+def test_what_float16_holds_only_when_it_is_normalised_travels_in_float32(world: World) -> None:
+    mesh, ends = init_device_mesh(world.device_type, (world.size,)), []
+    for size in (1.0, 2.0**30, 2.0**-20):
+        value = torch.from_numpy(array("rows", 1)).to(world.device, torch.float32)
+        weight = distribute_tensor(torch.zeros_like(value), mesh, [Shard(0)]).requires_grad_(True)
+        weight.grad = distribute_tensor(value * size, mesh, [Shard(0)])
+        Muon([weight], lr=1.0, ns_dtype="float16").step()
+        ends.append(weight.full_tensor().detach())
+    assert ends[0].abs().max() > 0.1
+    for other in ends[1:]:
+        # What differs is the 1e-7 beside the norm, which is 6e-6 for the small one.
+        torch.testing.assert_close(other, ends[0], rtol=0, atol=5e-3)

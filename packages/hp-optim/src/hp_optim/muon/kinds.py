@@ -24,6 +24,8 @@ class Iteration:
     coefficients: Coefficients
     steps: int
     dtype: DType
+    sent: DType
+    """Of what travels to the owner."""
 
     @property
     def described(self) -> str:
@@ -40,6 +42,7 @@ class Transform:
     number: int
     """Among the different functions of the optimizer. Ranks compare it, too: which matrices share a kind decides on their order."""
     dtype: DType
+    sent: DType
 
     @property
     def described(self) -> str:
@@ -56,11 +59,13 @@ def kind_of(platform: Platform, group: Mapping[str, Any], device: str, functions
     if given is None:
         given = "bfloat16" if platform.supports("bfloat16_compute", device) else "float32"
     dtype, function = platform.dtype(given), group[TRANSFORM]
+    # Before it is normalised, float16 may not hold it.
+    sent = platform.dtype("float32") if platform.dtype_name(dtype) == "float16" else dtype
     if function is None:
-        return Iteration(coefficients_of(group["ns_coefficients"]), group["ns_steps"], dtype)
+        return Iteration(coefficients_of(group["ns_coefficients"]), group["ns_steps"], dtype, sent)
     if function not in functions:
         functions.append(function)
-    return Transform(function, name_of(function), functions.index(function), dtype)
+    return Transform(function, name_of(function), functions.index(function), dtype, sent)
 
 
 def name_of(function: Any) -> str:

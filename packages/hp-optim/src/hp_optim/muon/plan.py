@@ -71,7 +71,7 @@ class Known:
     def lane(self) -> Lane:
         """What its matrices share with those that travel with them."""
         ranks = (self.rank,) if self.spec is None else tuple(sorted(self.spec.mesh.rank_list))
-        return Lane(ranks, self.kept, self.kind.dtype, self.kind.dtype, self.device, self.storage)
+        return Lane(ranks, self.kept, self.kind.sent, self.kind.dtype, self.device, self.storage)
 
     def tasks(self, position: int, *, only_local: bool = False) -> list[Task]:
         """Of the parameter at ``position`` of the step."""
