@@ -39,7 +39,7 @@ TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class T:
-    """Stands for a tensor: floats within bounds (all different up to 31), whole numbers below a bound, or truth values."""
+    """Stands for a tensor: floats within bounds (all different up to 31), complex ones, whole numbers below a bound, or truths."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"
@@ -50,6 +50,11 @@ class T:
 def t(*shape: int, low: float = -3.75, high: float = 3.75) -> T:
     """A tensor of floats."""
     return T(shape, "float64", low, high)
+
+
+def complexes(*shape: int) -> T:
+    """A tensor of complex numbers."""
+    return T(shape, "complex128")
 
 
 def whole_numbers(*shape: int, below: int) -> T:
@@ -194,7 +199,12 @@ def combinations(
 
 def choices(x: T) -> list[Placement]:
     """The placements that a tensor is tried in, along one mesh dim."""
-    kinds = {"float64": ("sum", "avg", "max"), "int64": ("max",), "bool": ("any",)}[x.dtype]
+    kinds = {
+        "float64": ("sum", "avg", "max"),
+        "complex128": ("sum", "avg"),
+        "int64": ("max",),
+        "bool": ("any",),
+    }[x.dtype]
     return [*map(Shard, range(len(x.shape))), Replicate(), *map(Partial, kinds)]
 
 
@@ -202,8 +212,11 @@ def numbers(x: T, start: int = 0) -> Any:
     """The tensor that ``x`` stands for, on the default device."""
     platform = get_platform()
     steps = [(i * 7 + start * 3 + 1) % 31 for i in range(math.prod(x.shape))]
+    reals = [x.low + (x.high - x.low) * (step + 0.5) / 31 for step in steps]
     if x.dtype == "float64":
-        values: list[Any] = [x.low + (x.high - x.low) * (step + 0.5) / 31 for step in steps]
+        values: list[Any] = reals
+    elif x.dtype == "complex128":
+        values = [complex(value, other) for value, other in zip(reals, reversed(reals), strict=True)]
     elif x.dtype == "int64":
         values = [step % int(x.high) for step in steps]
     else:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hp_dtensor.no_elements import has_gradients
 from hp_dtensor.placements import Partial, Placement
 from hp_dtensor.rules.registry import Placements
 from hp_dtensor.spec import local_block
@@ -40,8 +41,11 @@ def piece(x: Tensor, placements: Placements, mesh_shape: Sequence[int], coordina
 def _share(x: Tensor, kind: str, num_ranks: int, index: int) -> Tensor:
     """One rank's value, of which ``num_ranks`` make ``x``; all are exact in binary."""
     if kind in ("sum", "avg"):
-        # 0.5, 1, 1.5, ... and what is missing to 1.
-        weight = 0.5 * (index + 1) if index else 1 - 0.25 * (num_ranks - 1) * (num_ranks + 2)
+        # Twice 0.5, 1, 1.5, ... of whole numbers, and what is missing to 1.
+        first = (num_ranks - 1) * (num_ranks + 2)
+        if not has_gradients(x):
+            return x * ((index + 1 if index else 1 - first // 2) * (num_ranks if kind == "avg" else 1))
+        weight = 0.5 * (index + 1) if index else 1 - 0.25 * first
         return x * (weight * (num_ranks if kind == "avg" else 1))
     if kind == "prod":
         return x * (2.0 if index else 0.5 ** (num_ranks - 1))

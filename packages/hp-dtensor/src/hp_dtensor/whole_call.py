@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hp_dtensor.no_elements import has_gradients, is_complex
 from hp_platform import get_platform
 
 Tensor = Any
@@ -38,10 +39,10 @@ def results_of(found: Any) -> list[Any]:
 
 
 def leaf(x: Tensor) -> Tensor:
-    """A copy that gradients are asked of, if it has a floating dtype."""
+    """A copy that gradients are asked of, if its dtype has some."""
     platform = get_platform()
     copy = platform.clone(platform.detach(x))
-    return platform.set_requires_grad_(copy, True) if platform.is_floating(copy.dtype) else copy
+    return platform.set_requires_grad_(copy, True) if has_gradients(copy) else copy
 
 
 def seed(whole: Any) -> Tensor | None:
@@ -49,13 +50,13 @@ def seed(whole: Any) -> Tensor | None:
     platform = get_platform()
     if not platform.is_tensor(whole) or not platform.requires_grad(whole):
         return None
-    if not platform.is_floating(whole.dtype):  # an index, which frameworks may say requires a gradient
+    if not has_gradients(whole):  # an index, which frameworks may say requires a gradient
         return None
     count = math.prod(whole.shape)
     ramp = platform.cast(
         platform.arange(1, count + 1, device=platform.device_of(whole)), platform.dtype_name(whole.dtype)
     )
-    return platform.reshape(ramp, tuple(whole.shape)) * 0.25
+    return platform.reshape(ramp, tuple(whole.shape)) * (0.25 - 0.125j if is_complex(whole) else 0.25)
 
 
 def gradients(

@@ -47,6 +47,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     "unfold": "Tensor.unfold",
     "triangle": "tril triu",
     "diagonal": "diagonal",
+    "matrix_diagonal": "linalg.diagonal",
     "diag": "diag",
     "diag_embed": "diag_embed",
     "diagflat": "diagflat",

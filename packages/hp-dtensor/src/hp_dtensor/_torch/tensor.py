@@ -96,6 +96,9 @@ class DTensor(AutogradMethods, DataMethods, DTensorMethods, CheckpointMethods, I
         lambda x: x.t().conj() if x.dtype.is_complex else x.t(), doc="The conjugate transpose of a matrix."
     )
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
+    mH = property(  # noqa: N815 (torch's name)
+        lambda x: x.adjoint(), doc="The last two dims swapped, complex values conjugated; a view."
+    )
 
 
 dispatch = build_dispatch(DTensor, DTensor._wrap, torch.Tensor.copy_)

@@ -44,6 +44,12 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Outcome:
     return labelled([Operand(0, x, labels)], [result])
 
 
+@rule("matrix_diagonal", params=("A",), views=True)
+def matrix_diagonal(x: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Outcome:
+    """linalg.diagonal: of the last two dims, if no others are named. Its options have no positions."""
+    return diagonal(x, offset, dim1, dim2)
+
+
 def _length(rows: int, columns: int, offset: int) -> int:
     return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
 

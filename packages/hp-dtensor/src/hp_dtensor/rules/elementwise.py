@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hp_dtensor.placements import PARTIAL, REPLICATE, Partial, Placement, Shard
+from hp_dtensor.placements import PARTIAL, REDUCE_OPS, REPLICATE, Partial, Placement, Shard
+from hp_dtensor.rules.along import SUMS, lying
 from hp_dtensor.rules.choice import Way, choose
-from hp_dtensor.rules.registry import EVERY_KIND, Outcome, rule
+from hp_dtensor.rules.registry import EVERY_KIND, Outcome, Result, rule
 from hp_dtensor.spec import Spec
 from hp_platform import get_platform
 
@@ -134,10 +135,39 @@ def _copied(*args: Any, **kwargs: Any) -> Outcome:
     return _linear_unary(*args, **kwargs)
 
 
-@rule("conjugated", params=("input",), by_value=False, views=True)
+@rule(
+    "conjugated",
+    params=("input",),
+    by_value=False,
+    views=True,
+    carries={kind: kind for kind in REDUCE_OPS if kind != "prod"},
+)
 def _conjugated(*args: Any, **kwargs: Any) -> Outcome:
-    """conj, real, imag: of a sum of complex numbers the summands'. Of real numbers themselves."""
+    """conj, real, imag: of a sum of complex numbers the summands', but not of a product. Of real numbers themselves."""
     return _linear_unary(*args, **kwargs)
+
+
+@rule("view_as_real", params=("input",), views=True, carries={})
+def _view_as_real(x: Any) -> Outcome:
+    """Complex numbers as pairs in a new last dim. Of a sum the summands'."""
+    return Outcome((x.placements,), x.placements, (*x.shape, 2))
+
+
+@rule("view_as_complex", params=("input",), views=True, carries={})
+def _view_as_complex(x: Any) -> Outcome:
+    """Pairs along the last dim, which is joined, as complex numbers. Of a sum the summands'."""
+    if not x.shape or x.shape[-1] != 2:
+        raise ValueError(f"the last dim holds real and imaginary parts, got shape {x.shape}")
+    lies = lying(x, (len(x.shape) - 1,), SUMS)
+    return Outcome((lies,), lies, x.shape[:-1])
+
+
+@rule("frexp", params=("input",))
+def _frexp(x: Any) -> Outcome:
+    """Numbers as mantissas and powers of two: two results."""
+    lies = lying(x)
+    result = Result(lies, x.shape)
+    return Outcome((lies,), None, outputs=(result, result))
 
 
 @rule("negated", params=("input",), by_value=False, carries={"max": "min", "min": "max"})
