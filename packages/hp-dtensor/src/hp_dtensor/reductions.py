@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from hp_dtensor import conversions, transport
+from hp_dtensor.no_elements import has_gradients
 from hp_dtensor.transport import Cut
 from hp_platform import ProcessGroup, get_platform
 from hp_platform.on_platform import once
@@ -32,7 +33,7 @@ def check_reducible(x: Tensor, op: str) -> None:
     """ValueError if values of this dtype have no such reduction."""
     platform = get_platform()
     name = platform.dtype_name(x.dtype)
-    if op == "avg" and not platform.is_floating(x.dtype):
+    if op == "avg" and not has_gradients(x):
         raise ValueError(f"Partial('avg') of {name} would round: use a floating dtype, or Partial('sum')")
     # torch's all() and any() of bytes give bytes, 0 and 1.
     if op in ("all", "any") and name not in ("bool", "uint8"):

@@ -244,6 +244,8 @@ ARGUMENTS.update(
 ALL_ARGUMENTS.update(
     {
         "imag": ["complex"],
+        "view_as_real": ["complex"],
+        "view_as_complex": ["pairs"],
         "zeta": [2.0, "x"],
         "torch.polygamma": [1, "x"],
         "torch.special.polygamma": [1, "x"],

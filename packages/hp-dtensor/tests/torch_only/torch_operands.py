@@ -48,6 +48,7 @@ def _operands(draw: Any) -> dict[str, torch.Tensor]:
     places = {1: (5,), 2: (5, 4), 3: (3, 4, 3)}
     return {
         "complex": torch.complex(draw(4, 5), draw(4, 5)),
+        "pairs": draw(4, 5, 2),
         "numbers": torch.tensor([2, 0, 3]),
         "places": torch.arange(20).reshape(4, 5) * 7 % 4,
         "rising": torch.arange(6, dtype=torch.float64) / 6,
