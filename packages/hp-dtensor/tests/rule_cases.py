@@ -202,7 +202,7 @@ def choices(x: T) -> list[Placement]:
     kinds = {
         "float64": ("sum", "avg", "max"),
         "complex128": ("sum", "avg"),
-        "int64": ("max",),
+        "int64": ("sum", "max"),
         "bool": ("any",),
     }[x.dtype]
     return [*map(Shard, range(len(x.shape))), Replicate(), *map(Partial, kinds)]

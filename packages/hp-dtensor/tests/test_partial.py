@@ -110,6 +110,27 @@ def test_bools_reduce_to_all_and_any(world: World) -> None:
         assert p.to_numpy(again.full_tensor()).tolist() == expected
 
 
+@distributed(world_size=(2, 3, 4))
+def test_whole_numbers_are_reduced_exactly(world: World) -> None:
+    mesh, p = init_device_mesh(world.device_type, (world.size,)), world.platform
+    largest = 2**53 + 1  # no float64 has it
+    rows = [[largest + 2 * r - i if i % 2 else (i - 7) * (r + 1) for i in range(15)] for r in range(world.size)]
+    small = [[(i - 7) * (r + 1) for i in range(15)] for r in range(world.size)]
+    for op in ("sum", "max", "min", "prod"):
+        values = small if op == "prod" else rows
+        local = p.reshape(p.tensor(values[world.rank], "int64", world.device), SHAPE)
+        columns = list(zip(*values, strict=True))
+        reduce = {"sum": sum, "max": max, "min": min, "prod": math.prod}[op]
+        expected = [reduce(column) for column in columns]
+        x = DTensor.from_local(local, mesh, [Partial(op)])
+        for target in (Replicate(), Shard(0), Shard(1)):
+            y = x.redistribute(placements=[target])
+            for z in (y, y.redistribute(placements=[Partial(op)])):
+                whole = z.full_tensor()
+                assert p.dtype_name(whole.dtype) == "int64"
+                assert p.to_numpy(whole).reshape(-1).tolist() == expected, (op, target, z.placements)
+
+
 @distributed(world_size=2)
 def test_products_have_second_derivatives(world: World) -> None:
     mesh, p = init_device_mesh(world.device_type, (2,)), world.platform

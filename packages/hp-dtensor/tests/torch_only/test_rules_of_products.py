@@ -18,7 +18,7 @@ from hp_platform.testing import World, distributed
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import rule_cases
 from resized import add_resized
-from rule_cases import TOLERANCE, Cases, Part, T, check, filled, parts, t
+from rule_cases import TOLERANCE, Cases, Part, T, check, filled, parts, t, whole_numbers
 
 SAMPLES = 6
 """Of all combinations of placements, per case and mesh, in the default run."""
@@ -70,6 +70,14 @@ case("addmv", torch.addmv, t(5), t(5, 3), t(3), alpha=2.0)
 case("addr", torch.addr, t(5, 3), t(5), t(3), beta=2.0)
 case("baddbmm", torch.baddbmm, t(1, 5, 2), t(2, 5, 3), t(2, 3, 2), beta=0.5)
 case("baddbmm", torch.baddbmm, t(2, 5, 2), t(2, 5, 3), t(2, 3, 2))
+case(
+    "addmm",
+    torch.addmm,
+    whole_numbers(5, 2, below=9),
+    whole_numbers(5, 3, below=9),
+    whole_numbers(3, 2, below=9),
+    beta=0.5,
+)
 case("addbmm", torch.addbmm, t(5, 2), t(3, 5, 3), t(3, 3, 2), beta=2.0)
 for equation, shapes in {
     "ij,jk->ik": ((5, 3), (3, 2)),

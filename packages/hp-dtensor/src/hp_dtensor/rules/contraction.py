@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hp_dtensor.no_elements import has_gradients
 from hp_dtensor.rules.elementwise import broadcast_shape
 from hp_dtensor.rules.labels import (
     Labelled,
@@ -69,6 +70,8 @@ def of_nothing(found: Outcome, operands: Sequence[Operand]) -> Outcome:
         if added == 0 and len(local) > len(operands):
             beta = local[len(operands)]
         summand = _at(local, added)
+        if not has_gradients(summand):
+            beta = int(beta)  # as kernels of whole numbers take it
         if beta == 0:  # then what it is does not count, be it NaN
             return zeros_of_product(shape, [*of_product, summand])
         zeros = zeros_of_product(shape, of_product)
