@@ -25,7 +25,7 @@ _BELOW = """
     _shared_host_memory_with_device_ _tolist _update_data
 """
 """What reads or writes a tensor's memory under names that are not public."""
-_PROPERTIES = ("H", "mH", "nbytes", "strides")
+_PROPERTIES = ("nbytes", "strides")
 """Those that hand out memory, or speak of it."""
 
 

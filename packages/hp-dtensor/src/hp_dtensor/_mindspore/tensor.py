@@ -85,6 +85,10 @@ class DTensor(ParameterMethods, DTensorMethods, CheckpointMethods, mindspore.Ten
     data = property(lambda x: x.detach(), doc="The same values without their gradient's graph.")
     T = property(lambda x: x.t(), doc="The transpose of a matrix.")
     mT = property(lambda x: x.transpose(-2, -1), doc="The last two dims swapped.")  # noqa: N815 (torch's name)
+    H = property(lambda x: x.adjoint(), doc="The conjugate transpose of a matrix.")
+    mH = property(  # noqa: N815 (torch's name)
+        lambda x: x.adjoint(), doc="The last two dims swapped, complex values conjugated."
+    )
     nelement = DTensorMethods.numel
     ndimension = DTensorMethods.dim
 

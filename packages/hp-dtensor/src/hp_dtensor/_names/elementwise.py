@@ -90,9 +90,10 @@ PRIMITIVES: Final[dict[str, str]] = {
         LessEqualScalar EqScalar NeScalar LogicalAnd LogicalOr LogicalXor BitwiseAndTensor BitwiseOrTensor BitwiseXorTensor
         BitwiseNot Addcdiv AddcdivExt Addcmul AddcmulExt Lerp LerpScalar MaskedFill MaskedFillScalar
         ReLU GeLU GeluExt SiLU Mish Elu EluExt LeakyReLUExt SoftplusExt SoftShrink HShrink HSigmoid HSwish LogSigmoidExt
-        Hardtanh ReLU6
+        Hardtanh ReLU6 Complex
     """,
     "where": "Select",
+    "conjugated": "Conj Real Imag",
     "negated": "Neg",
     "cast": "Cast ToDtype",
     "add": "Add AddExt AddN AddScalar Sub SubExt SubScalar BiasAdd",

@@ -14,3 +14,16 @@ FUNCTIONS: Final[dict[str, str]] = {
     "irfftn": "fft.irfftn fft.hfftn",
     "fftshift": "fft.fftshift fft.ifftshift",
 }
+
+PRIMITIVES: Final[dict[str, str]] = {
+    "fft": "FFT IFFT",
+    "rfft": "RFFT IHFFT",
+    "irfft": "IRFFT HFFT",
+    "fft2": "FFT2 IFFT2",
+    "rfft2": "RFFT2 IHFFT2",
+    "irfft2": "IRFFT2 HFFT2",
+    "fftn": "FFTN IFFTN",
+    "rfftn": "RFFTN IHFFTN",
+    "irfftn": "IRFFTN HFFTN",
+    "fftshift": "FFTShift IFFTShift",
+}
