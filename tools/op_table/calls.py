@@ -18,7 +18,7 @@ FOLDERS = {"torch": "torch_only", "mindspore": "mindspore_only"}
 
 @dataclass(frozen=True)
 class Sketch:
-    """Stands for a tensor: floats within bounds, whole numbers from 0 to below a bound, or truth values."""
+    """Stands for a tensor: floats or complex numbers within bounds, whole numbers from 0 to below a bound, or truth values."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"

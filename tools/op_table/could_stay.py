@@ -65,7 +65,7 @@ def drawn(tensors: Sequence[Sketch], draw: int) -> list[Array]:
     import numpy as np
 
     rng = np.random.default_rng(draw)
-    values = []
+    values: list[Array] = []
     for position, x in enumerate(tensors):
         if x.dtype == "bool" and draw % 2:
             values.append(rng.random(x.shape) < DENSITIES[draw // 2 % len(DENSITIES)])
@@ -76,7 +76,9 @@ def drawn(tensors: Sequence[Sketch], draw: int) -> list[Array]:
             some = rng.random(x.shape) < DENSITIES[draw // 2 % len(DENSITIES)] if draw % 2 else True
             values.append(np.asarray(rng.integers(0, int(x.high), x.shape) * some))
         else:
-            values.append(np.asarray(rng.uniform(x.low, x.high, x.shape)))
+            numbers = np.asarray(rng.uniform(x.low, x.high, x.shape))
+            is_complex = x.dtype == "complex128"
+            values.append(numbers + 1j * np.flip(numbers) if is_complex else numbers)
     return values
 
 
@@ -95,7 +97,11 @@ def _ways(
     # Of a sum the first rank holds anything, the other what is missing: no share may be special, such as 0 or all.
     shares = [
         platform.tensor(
-            np.asarray(rng.uniform(-2, 2, x.shape) if x.dtype == "float64" else rng.integers(-2, 3, x.shape)),
+            np.asarray(
+                rng.uniform(-2, 2, x.shape)
+                if x.dtype in ("float64", "complex128")
+                else rng.integers(-2, 3, x.shape)
+            ),
             x.dtype,
         )
         for x in tensors

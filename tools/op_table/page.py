@@ -20,7 +20,7 @@ INTRODUCTION = """# Operations
 
 Which operations sharded tensors know, and what each of them moves between ranks before it can run. Functions of a framework
 follow a *rule*; rules with the same idea are a family. The calls are those by which the rules are tested; shapes stand for their
-tensors, all of them in float64 unless they are places or truth values.
+tensors, all of them in float64 (complex where the operation needs it) unless they are places or truth values.
 
 The table is for a mesh of two ranks. `S(d)` is `Shard(d)`, `R` is `Replicate()`, `P` is `Partial("sum")`, `value` is a number or
 truth value that all ranks get. `S(0) → P` needs no communication. `S(0) → R 50%` does: each rank sends bytes of 50% of the size of

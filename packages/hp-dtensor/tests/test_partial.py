@@ -114,7 +114,9 @@ def test_bools_reduce_to_all_and_any(world: World) -> None:
 def test_whole_numbers_are_reduced_exactly(world: World) -> None:
     mesh, p = init_device_mesh(world.device_type, (world.size,)), world.platform
     largest = 2**53 + 1  # no float64 has it
-    rows = [[largest + 2 * r - i if i % 2 else (i - 7) * (r + 1) for i in range(15)] for r in range(world.size)]
+    rows = [
+        [largest + 2 * r - i if i % 2 else (i - 7) * (r + 1) for i in range(15)] for r in range(world.size)
+    ]
     small = [[(i - 7) * (r + 1) for i in range(15)] for r in range(world.size)]
     for op in ("sum", "max", "min", "prod"):
         values = small if op == "prod" else rows

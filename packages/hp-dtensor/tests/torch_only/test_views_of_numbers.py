@@ -76,8 +76,9 @@ def test_gradients_and_shares_pass_views_of_numbers(world: World) -> None:
             x = distribute_tensor(whole.clone(), mesh, [R if is_partial else placement]).requires_grad_()
             seen = view(x.redistribute(placements=[placement]))
             assert not is_partial or seen.placements == (placement,)
-            y, expected = seen * (2.0 if is_partial else seen), view(plain) * (
-                2.0 if is_partial else view(plain)
+            y, expected = (
+                seen * (2.0 if is_partial else seen),
+                view(plain) * (2.0 if is_partial else view(plain)),
             )
             (y.abs() ** 2).sum().backward()
             (expected.abs() ** 2).sum().backward()

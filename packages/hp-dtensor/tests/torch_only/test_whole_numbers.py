@@ -21,12 +21,12 @@ from hp_dtensor.rule_checker import RefusedError, RuleChecker
 from hp_platform import get_platform, init_device_mesh
 from hp_platform.testing import World, assert_parity, count_collectives, distributed
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rule_cases import MESHES, Case, Cases, T, combinations, tensors_of
 from rule_cases import numbers as numbers_of
 
-MODULES = ["test_rules", *(path.stem for path in sorted(HERE.glob("test_rules_of_*.py")))]
+MODULES = ["test_rules", *(path.stem for path in sorted(Path(__file__).parent.glob("test_rules_of_*.py")))]
 SAMPLES = 8
 """Combinations per case and mesh."""
 # What is divided, or transformed, is of float32 then: its roundings, of numbers below 100.
@@ -79,7 +79,10 @@ def _tried(given: Case, mesh: tuple[int, ...]) -> int:
         return 0
     count = 0
     for placements in combinations(tensors, mesh, None, SAMPLES):
-        sums = [any(p.is_partial() for p in lies) and x.dtype == "int64" for x, lies in zip(tensors, placements, strict=True)]
+        sums = [
+            any(p.is_partial() for p in lies) and x.dtype == "int64"
+            for x, lies in zip(tensors, placements, strict=True)
+        ]
         if not any(sums):
             continue
         count += 1
@@ -157,7 +160,9 @@ def test_sums_of_whole_numbers_stay_sums_where_that_is_exact(world: World) -> No
     for placement in (Shard(0), Shard(1)):
         y = x.redistribute(placements=[placement])
         assert_parity(y, whole, exact=True, name=f"to {placement}")
-        assert_parity(y.redistribute(placements=[Partial()]), whole, exact=True, name=f"back from {placement}")
+        assert_parity(
+            y.redistribute(placements=[Partial()]), whole, exact=True, name=f"back from {placement}"
+        )
     written = DTensor.from_local(local.clone(), mesh, [Partial()])
     expected = whole.clone()
     for y in (written, expected):
@@ -167,4 +172,6 @@ def test_sums_of_whole_numbers_stay_sums_where_that_is_exact(world: World) -> No
         y.neg_()
     assert_parity(written, expected, exact=True, name="written")
     with pytest.raises(ValueError, match="would write|cannot write"):
-        DTensor.from_local(local.clone(), mesh, [Partial("max")]).mul_(DTensor.from_local(local, mesh, [Partial()]) / 2)
+        DTensor.from_local(local.clone(), mesh, [Partial("max")]).mul_(
+            DTensor.from_local(local, mesh, [Partial()]) / 2
+        )

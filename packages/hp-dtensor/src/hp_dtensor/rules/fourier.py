@@ -58,9 +58,7 @@ def _of_nothing(shape: tuple[int, ...]) -> Callable[..., Any]:
     def around(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def run(local: Any, *args: Any, **kwargs: Any) -> Any:
             platform = get_platform()
-            line = platform.zeros(
-                [max(n, 1) for n in local.shape], local.dtype, platform.device_of(local)
-            )
+            line = platform.zeros([max(n, 1) for n in local.shape], local.dtype, platform.device_of(local))
             return platform.zeros(shape, kernel(line, *args, **kwargs).dtype, platform.device_of(local))
 
         return run
@@ -114,7 +112,11 @@ def _enter(kind: str) -> None:
     def many(x: Any, s: Any = None, dim: Any = None, norm: Any = None) -> Outcome:
         return several(x, s, dim, norm)
 
-    for plan, where in ((one, "one dim"), (two, "the last two dims, or ``dim``"), (many, "all dims, or ``dim``")):
+    for plan, where in (
+        (one, "one dim"),
+        (two, "the last two dims, or ``dim``"),
+        (many, "all dims, or ``dim``"),
+    ):
         plan.__doc__ = f"{_WHAT[kind]} along {where}."
 
 

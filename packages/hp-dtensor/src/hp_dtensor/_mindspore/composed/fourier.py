@@ -66,7 +66,7 @@ def _sizes_and_dims(x: Tensor, s: Any, dim: Any) -> tuple[list[int | None], list
         dims = list(range(x.ndim - (x.ndim if given is None else len(given)), x.ndim))
     else:
         dims = [dim] if isinstance(dim, int) else list(dim)
-    sizes = [None] * len(dims) if given is None else [None if n == -1 else n for n in given]
+    sizes: list[int | None] = [None if n == -1 else n for n in given or [-1] * len(dims)]
     return sizes, dims
 
 
