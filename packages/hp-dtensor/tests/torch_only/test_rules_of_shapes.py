@@ -12,7 +12,7 @@ from hp_platform.testing import World, distributed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resized import add_resized
-from rule_cases import Cases, Part, case, check, parts, t
+from rule_cases import Cases, Part, case, check, complexes, parts, t
 
 CASES: Cases = {}
 
@@ -90,9 +90,11 @@ for diagonal in (-2, 0, 1):
     case(CASES, "triangle", torch.triu, t(2, 8, 3), diagonal)
     case(CASES, "diagonal", torch.diagonal, t(5, 3), diagonal)
     case(CASES, "diagonal", torch.diagonal, t(5, 2, 3), diagonal, -1, 0)
+    case(CASES, "matrix_diagonal", torch.linalg.diagonal, t(2, 5, 3), offset=diagonal)
     case(CASES, "diag_embed", torch.diag_embed, t(5, 3), diagonal)
     case(CASES, "diag", torch.diag, t(5), diagonal)
     case(CASES, "diag", torch.diag, t(5, 3), diagonal)
+case(CASES, "matrix_diagonal", torch.linalg.diagonal, complexes(2, 5, 3), dim1=0, dim2=1)
 case(CASES, "diag_embed", torch.diag_embed, t(2, 5, 3), 1, 0, 2)
 case(CASES, "diagflat", torch.diagflat, t(2, 3), 1)
 

@@ -116,6 +116,30 @@ def test_mistakes_of_views_of_numbers_are_told(world: World) -> None:
         torch.view_as_real(x)
 
 
+@distributed(2, backends=TORCH)
+def test_sums_of_numbers_are_cast_to_complex_ones(world: World) -> None:
+    mesh = init_device_mesh(world.device_type, (2,))
+    whole = _whole(world, 5, 2, dtype=torch.float64)
+    x = distribute_tensor(whole, mesh, [R]).redistribute(placements=[P])
+    calls: list[Callable[[Any], Any]] = [
+        lambda x: x.to(torch.complex128),
+        lambda x: x.cdouble(),
+        lambda x: x.sum(0, dtype=torch.complex128),
+    ]
+    for call in calls:
+        with count_collectives() as counted:
+            found = call(x)
+        counted.assert_counts()
+        assert found.placements == (P,)
+        assert_parity(found, call(whole), rtol=TOLERANCE, atol=TOLERANCE)
+    assert_parity(
+        DTensor.from_local(whole.cdouble() * (world.rank + 1), mesh, [Partial("avg")]),
+        whole.cdouble() * 1.5,
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
+    )
+
+
 @distributed([1, 2, 3], backends=TORCH)
 def test_mantissas_and_exponents_are_those_of_the_whole(world: World) -> None:
     mesh = init_device_mesh(world.device_type, (world.size,))

@@ -26,7 +26,7 @@ FUNCTIONS: Final[dict[str, str]] = {
     """,
     "prelu": "prelu",
     "where": "where",
-    "identity": "float double half bfloat16",
+    "identity": "float double half bfloat16 cfloat cdouble",
     "copied": "positive __pos__ clone contiguous resolve_conj resolve_neg",
     "conjugated": "conj conj_physical real imag",
     "view_as_real": "view_as_real",

@@ -50,13 +50,19 @@ def one_place(dim: Any, ndim: int) -> int:
 
 
 def keeps_sums(options: Sequence[Any]) -> bool:
-    """Whether an operation stays linear with these options: none is given, or a floating dtype, which truncates no summand."""
+    """Whether an operation stays linear with these options: none is given, or a dtype that truncates no summand."""
     a_dtype = type(get_platform().dtype("float32"))
 
-    def is_floating(option: Any) -> bool:
-        return isinstance(option, a_dtype) and get_platform().is_floating(option)
+    def truncates(option: Any) -> bool:
+        return not (isinstance(option, a_dtype) and has_fractions(option))
 
-    return all(option is None or option is False or is_floating(option) for option in options)
+    return not any(truncates(option) for option in options if option is not None and option is not False)
+
+
+def has_fractions(dtype: Any) -> bool:
+    """Whether it is a dtype of floating or complex numbers: a cast to it is linear."""
+    platform = get_platform()
+    return bool(platform.is_floating(dtype) or platform.dtype_name(dtype).startswith("complex"))
 
 
 def lying(spec: Spec, whole: Collection[int] = (), carried: Collection[str] = ()) -> Placements:

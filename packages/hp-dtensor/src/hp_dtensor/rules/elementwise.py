@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hp_dtensor.placements import PARTIAL, REDUCE_OPS, REPLICATE, Partial, Placement, Shard
-from hp_dtensor.rules.along import SUMS, lying
+from hp_dtensor.rules.along import SUMS, has_fractions, lying
 from hp_dtensor.rules.choice import Way, choose
 from hp_dtensor.rules.registry import EVERY_KIND, Outcome, Result, rule
 from hp_dtensor.spec import Spec
-from hp_platform import get_platform
 
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -125,7 +124,7 @@ def _of_chosen(now: Sequence[Placement], args: Sequence[Any]) -> list[Way]:
 
 @rule("identity", params=("input",), by_value=False)
 def _linear_unary(*args: Any, **kwargs: Any) -> Outcome:
-    """Elementwise and linear in its one tensor: casts to a floating dtype under their own name."""
+    """Elementwise and linear in its one tensor: casts to a floating or complex dtype under their own name."""
     return pointwise(args, lambda now, _: [Way((now[0],), now[0])])
 
 
@@ -178,11 +177,11 @@ def _negated(*args: Any, **kwargs: Any) -> Outcome:
 
 @rule("cast", params=("input", "dtype"))
 def _cast(x: Any, dtype: Any, *flags: Any, **kwargs: Any) -> Outcome:
-    """``x.to(dtype)``. Truncation is not linear, so a Partial is carried only to a floating dtype."""
+    """``x.to(dtype)``. Truncation is not linear, so a Partial is carried only to a floating or complex dtype."""
     if not isinstance(x, Spec) or isinstance(dtype, Spec):
         raise ValueError("a DTensor is converted by to(dtype) with a dtype, not with another tensor")
     # MindSpore hands its primitive the number of the dtype: whether that is floating is not known here.
-    keeps = not isinstance(dtype, int) and get_platform().is_floating(dtype)
+    keeps = not isinstance(dtype, int) and has_fractions(dtype)
     args = (x, dtype, *flags)
     return _linear_unary(*args, **kwargs) if keeps else pointwise(args)
 
