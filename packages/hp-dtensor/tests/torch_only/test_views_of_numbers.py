@@ -114,6 +114,10 @@ def test_mistakes_of_views_of_numbers_are_told(world: World) -> None:
             call()
     with pytest.raises(RuntimeError, match="complex"):
         torch.view_as_real(x)
+    factors = DTensor.from_local(_whole(world, 3), mesh, [Partial("prod")])
+    for view in (torch.real, torch.imag, torch.view_as_real):
+        with pytest.raises(NotImplementedError, match="prod of complex128"):  # not each rank's own
+            view(factors)
 
 
 @distributed(2, backends=TORCH)
