@@ -100,6 +100,16 @@ def defer_reductions(x: Any, leaf: Callable[[tuple[int, ...]], Tensor]) -> None:
     x._marks = Deferred(leaf)
 
 
+def forget_marks(x: Any) -> None:
+    """The memory of the DTensor ``x`` is about to be filled anew, perhaps in another place: what was made of it is not used again.
+
+    For runtimes that free the memory below tensors: where it comes back to differs between ranks, and one that found its mark by the
+    address while another makes one would reduce in another order. What defers reductions stays.
+    """
+    if x._marks is not None:
+        x._marks.by_dims.clear()
+
+
 def marked(x: Any, dims: tuple[int, ...]) -> Tensor:
     """The local tensor of the DTensor ``x`` for an operation that differs along these mesh dims."""
     local, platform = x._local, get_platform()

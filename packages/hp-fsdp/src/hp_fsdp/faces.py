@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
+from hp_dtensor import DTensor
 from hp_dtensor.dtensor import local_tensors
 from hp_platform.platform import Platform
 
@@ -24,10 +25,22 @@ Place = tuple[Callable[[Any], None], Any]
 class Faces:
     """Of one unit; its parameters hold it, too."""
 
-    __slots__ = ("_fulls", "_gets", "_parameters", "_platform", "_shards", "_trains", "_wholes", "locals")
+    __slots__ = (
+        "_fulls",
+        "_gets",
+        "_parameters",
+        "_platform",
+        "_shards",
+        "_trains",
+        "_wholes",
+        "dtensors",
+        "locals",
+    )
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
+        self.dtensors: list[DTensor] = []
+        """Whole parameters that have been shown as such: see :func:`hp_dtensor.marks.forget_marks`."""
         self.forget()
 
     def forget(self) -> None:
@@ -68,6 +81,7 @@ class Faces:
         for param in params:
             param.show_full(listener)
         self._wholes = [(put, param.shown) for param in params for put in param.setters]
+        self.dtensors = [param.shown for param in params if isinstance(param.shown, DTensor)]
         self._fulls = [param.full for param in params]
         trains = ask(shards)
         self._trains = [*trains, *trains]

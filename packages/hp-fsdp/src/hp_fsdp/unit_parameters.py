@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hp_dtensor.dtensor import local_tensors
 from hp_dtensor.gradients import HOOK_KEEPER
+from hp_dtensor.marks import forget_marks
 from hp_fsdp.arrangement import Arrangement, host_memory
 from hp_fsdp.faces import Faces
 from hp_fsdp.flat_shards import UnitRows
@@ -185,6 +186,8 @@ class UnitParameters:
                 context.look_at_shards(self)
                 start = functools.partial(self.arrangement.launch, streams.async_op, self.peers())
             self.arrangement.allocate()
+            for whole in self.faces.dtensors:
+                forget_marks(whole)
             self._gathering = streams.run(streams.gather, start)
         if self.options.offload:
             context.reading = self._gathering
