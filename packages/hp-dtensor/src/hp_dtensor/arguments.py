@@ -136,9 +136,12 @@ def on_one_mesh(function: Any, args: Sequence[Any], tensor_class: Any, wrap: Any
         if is_nowhere_cut and set(spec.mesh.rank_list) == set(mesh.rank_list):
             whole = x.redistribute(placements=[REPLICATE] * len(spec.placements))
             return wrap(whole._local, make_spec(mesh, (REPLICATE,) * len(mesh.shape), spec.shape))
+        # Numbers that come together are what clipping makes: norms of gradients, each on its gradient's mesh.
+        are_numbers = isinstance(args[0], (list, tuple)) and not spec.shape
+        norms = "; norms of gradients on several meshes: hp_optim.clip_grad_norm_" if are_numbers else ""
         raise ValueError(
             f"{name_of(function)} got DTensors on two meshes, {mesh} and {spec.mesh}: bring them to one mesh with "
-            f"redistribute(mesh, placements), or make the other one Replicate if its mesh has the same ranks"
+            f"redistribute(mesh, placements), or make the other one Replicate if its mesh has the same ranks{norms}"
         )
 
     return tuple(map(move, args))

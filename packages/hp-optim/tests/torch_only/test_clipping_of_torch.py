@@ -55,6 +55,24 @@ def test_norms_and_gradients_are_those_of_torch(world: World, p: Any) -> None:
             torch.testing.assert_close(parameter.grad.full_tensor(), other.grad, rtol=1e-12, atol=0)
 
 
+@distributed(world_size=2, backends=("torch", "cuda"))
+def test_the_clipping_of_torch_refuses_meshes_of_several_ranks_and_names_ours(world: World) -> None:
+    line = init_device_mesh(world.device_type, (2,))
+    alone = init_device_mesh(world.device_type, (2, 1), mesh_dim_names=("dp", "tp"))["tp"]
+    parameters, plain = [], []
+    for mesh in (line, alone):
+        parameters.append(distribute_tensor(torch.zeros(4, 3, device=world.device), mesh).requires_grad_())
+        parameters[-1].grad = distribute_tensor(torch.ones(4, 3, device=world.device), mesh)
+        plain.append(torch.nn.Parameter(torch.zeros(4, 3)))
+        plain[-1].grad = torch.ones(4, 3)
+    with pytest.raises(
+        ValueError, match=r"on two meshes.*norms of gradients on several meshes: hp_optim.clip_grad_norm_"
+    ):
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    expected = torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    torch.testing.assert_close(clip_grad_norm_(parameters, 1.0).cpu(), expected)
+
+
 # Said once per process, whatever is done then.
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @distributed(world_size=(1, 2), backends="cuda")

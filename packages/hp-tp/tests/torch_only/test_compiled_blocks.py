@@ -14,7 +14,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from hp_dtensor import DTensor, Replicate, Shard
+from hp_dtensor import DTensor, Replicate, Shard, distribute_tensor
 from hp_platform import init_device_mesh
 from hp_platform.testing import World, assert_parity, distributed
 from hp_tp import ColwiseParallel, RowwiseParallel, SequenceParallel, compile_block, parallelize_module
@@ -192,6 +192,11 @@ def test_what_compiled_layers_cannot_take_is_told(world: World) -> None:
         Exception, match="compiled code takes and gives plain pieces: say use_local_output=True"
     ):
         block(torch.ones(2, 3, 4))
+    given = distribute_tensor(torch.ones(2, 4, 4), mesh, [Shard(1)])
+    with pytest.raises(
+        ValueError, match=r"compile_block of Sequential: argument 0 is a DTensor of .*sequence_parallel=False"
+    ):
+        block(given)
     uneven = torch.nn.Sequential(torch.nn.Linear(4, 4))
     parallelize_module(uneven, mesh, {"0": RowwiseParallel(output_layouts=Shard(1), uneven=True)})
     compile_block(uneven, backend="eager")

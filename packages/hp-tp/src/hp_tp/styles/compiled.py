@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hp_dtensor.module_tensors import is_dtensor
 from hp_platform import get_platform, require
+from hp_tp.styles.door import refused
 from hp_tp.styles.placing import local_of
 
 Module = Any
@@ -24,11 +26,14 @@ def compile_block(module: Module, **options: Any) -> Module:
     Args:
         module: usually one of the repeated blocks of a model. Its tensor arguments and results must be plain, and what goes from
             style to style inside, too: SequenceParallel(use_local_output=True, local=True), and
-            ColwiseParallel(input_layouts=Shard(1)) behind it. Pieces must be equal.
+            ColwiseParallel(input_layouts=Shard(1)) behind it. Pieces must be equal. Of the plans of
+            :func:`hp_tp.plan_for` those with sequence_parallel=False are such, where attention runs on local heads and the model
+            itself owns no parameters; the others let DTensors go from layer to layer.
         options: those of torch.compile, such as ``mode`` and ``dynamic``.
 
     Communication: none here; in calls that of the styles. NotImplementedError where the framework or device compiles
-    nothing; TypeError if ``module`` is none; at the first call the compiler's error, where forward is not one graph.
+    nothing; TypeError if ``module`` is none; ValueError for a call with DTensors; at the first call the compiler's error, where
+    forward is not one graph.
     """
     platform = get_platform()
     if not platform.is_module(module):
@@ -68,6 +73,14 @@ class _Compiled:
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         platform = get_platform()
+        for position, x in enumerate(args):
+            if is_dtensor(x):
+                raise refused(
+                    f"compile_block of {type(module).__name__}",
+                    f"argument {position} is a DTensor of {x._spec}, and compiled code takes and gives plain pieces: apply a "
+                    f"plan in which plain tensors go from layer to layer, such as plan_for(model, sequence_parallel=False) where the "
+                    f"model itself owns no parameters, or leave this module uncompiled",
+                )
         run = self.prepare() if self.run is None else self.run
         before = [platform.get_parameter(owner, name) for owner, name in self.places]
         try:
