@@ -21,11 +21,13 @@ class MixedPrecisionPolicy:
     reduce_dtype: Any = None
     """In which gradients travel and are averaged. Default: the dtype of the gathered parameters."""
     output_dtype: Any = None
-    """Of the floating-point tensors in what forward returns. Default: as computed."""
+    """Of the floating-point tensors in what forward returns. Default: as computed. It is for the root: layers behind an inner
+    unit that has it would get this dtype, where they are no units themselves."""
     cast_forward_inputs: bool = True
     """Whether floating-point tensors in forward's arguments are cast to ``param_dtype``."""
     apply_grad_on_fp32_main_grad: bool = False
-    """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None."""
+    """Keep reduced gradients in the dtype of the reduction, in ``parameter.main_grad``, and leave ``.grad`` None. Optimizers and
+    clipping must read it, as hp-optim's do; the framework's own look at ``.grad`` alone, and do nothing."""
     weight_grads_in_reduce_dtype: bool = False
     """Weight gradients of linear layers come from their product in ``reduce_dtype``: rounded once less. They are sent in it
     too, which is twice the bytes of gradients that come in a 16-bit ``param_dtype``. First derivatives only; needs the
