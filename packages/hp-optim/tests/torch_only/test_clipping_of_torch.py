@@ -56,7 +56,7 @@ def test_norms_and_gradients_are_those_of_torch(world: World, p: Any) -> None:
 
 
 @distributed(world_size=2, backends=("torch", "cuda"))
-def test_the_clipping_of_torch_refuses_meshes_of_several_ranks_and_names_ours(world: World) -> None:
+def test_the_clipping_of_torch_refuses_meshes_of_different_ranks_and_names_ours(world: World) -> None:
     line = init_device_mesh(world.device_type, (2,))
     alone = init_device_mesh(world.device_type, (2, 1), mesh_dim_names=("dp", "tp"))["tp"]
     parameters, plain = [], []

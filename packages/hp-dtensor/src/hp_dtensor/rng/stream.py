@@ -17,8 +17,9 @@ def manual_seed(seed: int, device_mesh: DeviceMesh | None = None) -> RandomStrea
     """Seed the default stream; it begins anew. Returns it. Every rank calls, with the same seed.
 
     With pipeline stages give each stage its own seed, the same on all of its ranks: ``device_mesh`` is then the stage's mesh,
-    and RuntimeError on a rank outside of it. Does not touch the framework's own generators. ValueError unless ``seed`` is an
-    int. No communication.
+    and RuntimeError on a rank outside of it. Before training with dropout, data-parallel ranks whose samples are plain tensors
+    take a seed each, else all of them drop the same. Does not touch the framework's own generators. ValueError unless ``seed``
+    is an int. No communication.
     """
     if device_mesh is not None and device_mesh.get_coordinate() is None:
         raise RuntimeError(
