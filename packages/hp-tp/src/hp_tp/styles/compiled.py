@@ -73,11 +73,11 @@ class _Compiled:
         self, module: Module, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         platform = get_platform()
-        for position, x in enumerate(args):
+        for name, x in (*enumerate(args), *kwargs.items()):
             if is_dtensor(x):
                 raise refused(
                     f"compile_block of {type(module).__name__}",
-                    f"argument {position} is a DTensor of {x._spec}, and compiled code takes and gives plain pieces: apply a "
+                    f"argument {name!r} is a DTensor of {x._spec}, and compiled code takes and gives plain pieces: apply a "
                     f"plan in which plain tensors go from layer to layer, such as plan_for(model, sequence_parallel=False) where the "
                     f"model itself owns no parameters, or leave this module uncompiled",
                 )
