@@ -243,6 +243,29 @@ def test_wrong_parameters_and_hyperparameters_are_refused(world: World, name: st
         call()
 
 
+@distributed(world_size=1)
+def test_a_step_of_parameters_that_were_replaced_since_is_refused(world: World) -> None:
+    a, b = parameter(1.0), parameter(2.0)
+    sharded, parallel = descent([("a", a), ("b", b)]), descent([{"params": [a]}, {"params": [b]}])
+    b._hp_fsdp_successor = object()
+    with pytest.raises(
+        ValueError,
+        match=r"\.step: parameter 'b', of shape \(1,\), is a parameter from before fully_shard.*make the optimizer after fully_shard",
+    ):
+        sharded.step()
+    assert (values(a), sharded.param_groups[0]["step"]) == ([1.0], 0)
+    b._hp_fsdp_successor = None
+    b._hp_dtensor_replaced = "parallelize_module"
+    parallel.step()  # it has a gradient: something uses it
+    assert values(b) == [1.5]
+    parallel.zero_grad()
+    with pytest.raises(
+        ValueError,
+        match=r"parameter 0 of group 1, of shape \(1,\), is a parameter from before parallelize_module.*after parallelize_module",
+    ):
+        parallel.step()
+
+
 @pytest.mark.once
 def test_numbers_are_checked_with_their_bounds() -> None:
     check_number("X", "beta", 0.5, below=1.0, advice="")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hp_dtensor.creation import check_mesh
-from hp_dtensor.module_tensors import keep_ties, parameter_places, replicate_rest
+from hp_dtensor.module_tensors import keep_ties, mark_replaced, parameter_places, replicate_rest
 from hp_platform import get_current_mesh, get_platform
 
 M = TypeVar("M")
@@ -52,12 +52,13 @@ def distribute_module(
         )
     before = None if input_fn is None else _Call(input_fn, mesh, _takes_module(input_fn, "input_fn"))
     after = None if output_fn is None else _Call(output_fn, mesh, _takes_module(output_fn, "output_fn"))
+    places = parameter_places(module)
     if partition_fn is not None:
-        places = parameter_places(module)
         for name, submodule in list(platform.named_modules(module)):
             partition_fn(name, submodule, mesh)
         keep_ties(places)
     replicate_rest(module, mesh)
+    mark_replaced(places, "distribute_module")
     if before is not None:
         platform.register_forward_pre_hook(module, before.on_inputs)
     if after is not None:

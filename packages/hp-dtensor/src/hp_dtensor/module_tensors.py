@@ -15,6 +15,9 @@ from hp_dtensor.creation import distribute_tensor
 from hp_platform import get_platform
 
 Module = Any
+REPLACED = "_hp_dtensor_replaced"
+"""Attribute of a parameter whose places in a module others have taken: the name of the function that was called. Optimizers look at
+it: who was given the parameter before trains nothing any more."""
 PIECE_DEVICE = "_hp_dtensor_piece_device"
 """Attribute of a deferred DTensor: where its piece is to get memory, if not on the device of its mesh (offloaded shards)."""
 
@@ -101,6 +104,19 @@ def keep_ties(before: Iterable[Place]) -> None:
                     f"{place.tensor._spec}: place both alike, or untie them first"
                 )
             platform.set_parameter(place.owner, place.attribute, chosen.tensor)
+
+
+def mark_replaced(before: Iterable[Place], by: str) -> None:
+    """Parameters that stood in these places and stand in none of them now are marked as :data:`REPLACED` ``by`` the function of this name."""
+    platform = get_platform()
+    for group in tied_places(before):
+        if not any(_stands(platform, place) for place in group):
+            setattr(group[0].tensor, REPLACED, by)
+
+
+def _stands(platform: Any, place: Place) -> bool:
+    own = platform.named_parameters(place.owner, recurse=False, remove_duplicate=False)
+    return any(name == place.attribute and parameter is place.tensor for name, parameter in own)
 
 
 def is_dtensor(x: Any) -> bool:

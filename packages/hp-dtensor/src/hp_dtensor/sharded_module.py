@@ -12,6 +12,7 @@ from hp_dtensor.doors import InputDoor, OutputDoor, Signature, signature_of
 from hp_dtensor.module_tensors import (
     Place,
     is_dtensor,
+    mark_replaced,
     parameter_places,
     put_parameter,
     suggestion,
@@ -121,6 +122,7 @@ class _Sharding:
         if self.mesh.size() > 1:
             for places, wish in self.parameters:
                 put_parameter(places, distribute_tensor(places[0].tensor, self.mesh, wish.placements))
+                mark_replaced(places, "shard_module")
             for name, before in self.inputs.items():
                 platform.register_forward_pre_hook(self.modules[name], before)
                 self._note(name, INPUT)

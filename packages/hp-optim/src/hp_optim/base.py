@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hp_optim.checks import NAMES, PARAMS, check_keys, check_unknown
+from hp_optim.checks import NAMES, PARAMS, check_current, check_keys, check_unknown
 from hp_optim.groups import Group, group_of, groups_of
 from hp_optim.offload.home import OFFLOAD_STATE, StateHome, StateMemory
 from hp_optim.offload.transfers import transfers_of
@@ -141,11 +141,17 @@ class OptimizerSteps(_Ground):
 
     # --- what users call
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient. Returns what ``closure`` returns, which is called first, with recording on."""
+        """Update all parameters that have a gradient. Returns what ``closure`` returns, which is called first, with recording on.
+
+        ValueError on all ranks, and nothing has changed, if others have taken the place of a parameter in the model since the optimizer
+        was made: by ``fully_shard``, or, where it has no gradient either, by ``parallelize_module``, ``shard_module`` or
+        ``distribute_module``.
+        """
         loss = None
         if closure is not None:
             with self.platform.enable_grad():
                 loss = closure()
+        check_current(type(self).__name__, self.param_groups, gradient_of)
         with self.platform.no_grad():
             self._update()
         return loss

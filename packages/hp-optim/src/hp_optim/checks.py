@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from hp_dtensor.module_tensors import REPLACED
 from hp_optim.pieces import local_of
 from hp_platform.platform import Platform
 
@@ -44,6 +45,36 @@ def check_parameter(platform: Platform, optimizer: str, where: str, parameter: A
             f"{optimizer}: {where}, of shape {shape}, was made by an operation and gathers no gradient: give the parameter that it was "
             "made from"
         )
+
+
+def check_current(
+    optimizer: str,
+    groups: Sequence[Mapping[str, Any]],
+    gradient_of: Callable[[Any], Any],
+    names: Mapping[str, Any] | None = None,
+) -> None:
+    """ValueError for a parameter whose place in the model another one has taken since the optimizer was made: it would train nothing.
+
+    ``names``: the parameters by names, where the groups have none. Attributes alone are looked at, which are the same on all ranks. What
+    is replaced in one place may be used in another, as by a head that was tied to what ``parallelize_module`` has cut, so a
+    parameter that it has replaced is refused only without a gradient.
+    """
+    for number, group in enumerate(groups):
+        for place, parameter in enumerate(group[PARAMS]):
+            if getattr(parameter, SUCCESSOR, None) is not None:
+                by = "fully_shard"
+            else:
+                by = getattr(parameter, REPLACED, None)
+                if by is None or gradient_of(parameter) is not None:
+                    continue
+            known = (name for name, each in (names or {}).items() if each is parameter)
+            name = group[NAMES][place] if NAMES in group else next(known, None)
+            at = f"{place} of group {number}" if len(groups) > 1 else f"{place}"
+            where = f"parameter {at if name is None else repr(name)}"
+            raise ValueError(
+                f"{optimizer}.step: {where}, of shape {tuple(parameter.shape)}, is a parameter from before {by}, which the model does not "
+                f"use any more, so a step would train nothing: make the optimizer after {by}, from model.parameters() as they are then"
+            )
 
 
 def check_unknown(optimizer: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hp_dtensor.creation import check_mesh
-from hp_dtensor.module_tensors import keep_ties, parameter_places, suggestion
+from hp_dtensor.module_tensors import keep_ties, mark_replaced, parameter_places, suggestion
 from hp_platform import get_current_mesh, get_platform
 
 Module = Any
@@ -61,6 +61,7 @@ def parallelize_module(
         with _naming(name):
             module = _apply(module, name, style, mesh, src_data_rank)
     keep_ties(places)
+    mark_replaced(places, "parallelize_module")
     return module
 
 

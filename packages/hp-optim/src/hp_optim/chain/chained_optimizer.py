@@ -10,10 +10,10 @@ from hp_dtensor.states.optimizer_names import NamedOptimizer
 from hp_dtensor.states.optimizer_state import load_optimizer, read_optimizer
 from hp_dtensor.states.options import StateDictOptions
 from hp_dtensor.states.values import parameters_by_name
-from hp_optim.base import STEP
+from hp_optim.base import STEP, gradient_of
 from hp_optim.chain import flat_names
 from hp_optim.chain.chain_state import ChainState
-from hp_optim.checks import PARAMS
+from hp_optim.checks import PARAMS, check_current
 from hp_optim.make_class import make_optimizer_class
 from hp_platform.platform import get_platform
 
@@ -143,11 +143,15 @@ class OptimizerChain(_Ground):
 
     # --- training
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every optimizer, in order. Returns what ``closure`` returns, which is called once, first, with recording on."""
+        """One step of every optimizer, in order. Returns what ``closure`` returns, which is called once, first, with recording on.
+
+        ValueError on all ranks, before any optimizer steps, for parameters (also of the framework's optimizers) that ``AdamW.step`` refuses.
+        """
         loss = None
         if closure is not None:
             with self.platform.enable_grad():
                 loss = closure()
+        check_current("ChainedOptimizer", self.param_groups, gradient_of, self._parameters)
         for optimizer in self:
             optimizer.step()
         return loss
