@@ -186,6 +186,10 @@ def test_checkpointed_modules_in_each_other_are_told(world: World) -> None:
 @distributed(world_size=1)
 def test_wrong_calls_say_what_to_do(world: World) -> None:
     platform = world.platform
+
+    class Bare(platform.Module):  # type: ignore[name-defined,misc]
+        pass
+
     calls: list[tuple[Any, str]] = [
         (
             lambda: checkpoint(platform.full((2,), 1.0, "float32")),
@@ -203,6 +207,15 @@ def test_wrong_calls_say_what_to_do(world: World) -> None:
         ),
         (lambda: checkpoint_wrapper("block"), "takes a module or another callable, got str"),
         (lambda: checkpoint_wrapper(platform.Module), "takes a module, got the class .*: make one of it"),
+        (
+            lambda: checkpoint_wrapper(platform.ModuleList([])),
+            "checkpoint_wrapper: a ModuleList has no forward, .*: call checkpoint_wrapper on each of its modules",
+        ),
+        (lambda: checkpoint_wrapper(Bare()), "checkpoint_wrapper: a Bare has no forward"),
+        (
+            lambda: checkpoint_exclude_wrapper(Bare()),
+            "call checkpoint_exclude_wrapper on each of its modules",
+        ),
         (
             lambda: checkpoint_wrapper(print, "selective"),
             "policy='selective': \"full\" keeps the arguments only",

@@ -254,4 +254,8 @@ CALLS: dict[str, Call] = {
     "a number to compile": Call(
         lambda world: compile_block(3), r"compile_block takes a module, got int", TypeError
     ),
+    "a list to compile": Call(
+        lambda world: compile_block(world.platform.ModuleList([])),
+        r"compile_block: a ModuleList has no forward, .*: call compile_block on each of its modules",
+    ),
 }

@@ -8,6 +8,7 @@ from typing import Any
 from hp_dtensor import Shard
 from hp_fsdp.unit import unit_of
 from hp_platform import process_groups
+from hp_platform.forwards import is_container
 from hp_platform.mesh import DeviceMesh, init_device_mesh
 from hp_platform.platform import Platform
 
@@ -29,24 +30,12 @@ def checked_modules(platform: Platform, given: Any) -> list[Any]:
     for module in roots:
         if unit_of(module) is not None:
             raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once per module")
-        if _is_container(platform, module):
+        if is_container(platform, module):
             raise ValueError(
                 f"a {type(module).__name__} has no forward, so nothing would gather its parameters: call fully_shard on each of its "
                 "modules, or on the module that it hangs in"
             )
     return roots
-
-
-_OF_LISTS, _OF_DICTS = ("__len__", "append", "extend"), ("__len__", "items", "update")
-
-
-def _is_container(platform: Platform, module: Any) -> bool:
-    """Whether it is a list or dict of modules or parameters without a forward. Other modules may have methods in its place, and a length."""
-    kind = type(module)
-    forward = getattr(module, "forward", None)
-    own = getattr(forward, "__func__", forward)
-    has_none = own is getattr(platform.Module, "forward", None)
-    return has_none and any(all(hasattr(kind, name) for name in names) for names in (_OF_LISTS, _OF_DICTS))
 
 
 def checked_mesh(platform: Platform, modules: Sequence[Any], mesh: Any) -> DeviceMesh:

@@ -190,6 +190,10 @@ def test_wrong_calls_say_what_to_do(world: World) -> None:
         (lambda: swap(print, group_swap="yes"), "group_swap is True or False, got 'yes'"),
         (lambda: swap_wrapper("block"), "takes a module or another callable, got str"),
         (lambda: swap_wrapper(type(first)), "takes a module, got the class Block: make one of it"),
+        (
+            lambda: swap_wrapper(platform.ModuleList([first])),
+            "swap_wrapper: a ModuleList has no forward, .*: call swap_wrapper on each of its modules",
+        ),
         (lambda: swap_wrapper(print, offload_to="disk"), "offload_to='disk': .* the memory of the host"),
         (lambda: swap_wrapper(print, [3]), r"a function of a tensor that answers .*, got \[3\]"),
         (lambda: swap_wrapper(print, group_swap=1), "group_swap is True or False, got 1"),

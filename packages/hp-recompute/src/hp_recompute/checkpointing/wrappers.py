@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from hp_platform.forwards import check_forward
 from hp_platform.platform import Platform, get_platform
 from hp_recompute.checkpointing.calls import checked_options, checkpointed
 from hp_recompute.checkpointing.contexts import Contexts
@@ -44,7 +45,8 @@ def checkpoint_wrapper(
         policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap: see :func:`hp_recompute.checkpoint`.
 
     Communication: none; in backward what forward communicates, again. UserWarning for a module that is checkpointed already, or has
-    such modules inside: those would run three times. ValueError for what cannot be called, and for wrong options.
+    such modules inside: those would run three times. ValueError for what cannot be called, for a module without a forward such as a ModuleList, and for
+    wrong options.
     """
     if policy != "full" and policy_fn is not None:
         raise ValueError(
@@ -76,7 +78,8 @@ def checkpoint_exclude_wrapper(module: Any, save_output: bool = True) -> Any:
         save_output: must be True: what comes after it in the second run needs its output.
 
     Memory: what backward needs of it, and its output. For parts that must not run twice, or whose forward costs much for the memory
-    that they need. No communication of its own. ValueError for what cannot be called, and for ``save_output=False``.
+    that they need. No communication of its own. ValueError for what cannot be called, for a module without a forward, and for
+    ``save_output=False``.
     """
     check_callable(module, "checkpoint_exclude_wrapper")
     if save_output is not True:
@@ -121,6 +124,9 @@ def check_callable(module: Any, where: str) -> None:
         raise ValueError(f"{where} takes a module or another callable, got {type(module).__name__}")
     if isinstance(module, type):
         raise ValueError(f"{where} takes a module, got the class {module.__name__}: make one of it before")
+    platform = get_platform()
+    if platform.is_module(module):
+        check_forward(platform, module, where)
 
 
 def _warn_of_nesting(platform: Platform, module: Any) -> None:

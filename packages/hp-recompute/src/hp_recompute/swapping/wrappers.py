@@ -36,7 +36,7 @@ def swap_wrapper(
         offload_to: ``"cpu"``, the memory of the host.
 
     Communication: none. UserWarning for a module that swaps already, or has such modules inside: what is inside of both belongs to the
-    inner one. ValueError for what cannot be called, and for wrong options.
+    inner one. ValueError for what cannot be called, for a module without a forward such as a ModuleList, and for wrong options.
     """
     check_callable(module, "swap_wrapper")
     if offload_to != "cpu":

@@ -7,6 +7,7 @@ from typing import Any
 
 from hp_dtensor.module_tensors import is_dtensor
 from hp_platform import get_platform, require
+from hp_platform.forwards import check_forward
 from hp_tp.styles.door import refused
 from hp_tp.styles.placing import local_of
 
@@ -32,12 +33,13 @@ def compile_block(module: Module, **options: Any) -> Module:
         options: those of torch.compile, such as ``mode`` and ``dynamic``.
 
     Communication: none here; in calls that of the styles. NotImplementedError where the framework or device compiles
-    nothing; TypeError if ``module`` is none; ValueError for a call with DTensors; at the first call the compiler's error, where
-    forward is not one graph.
+    nothing; TypeError if ``module`` is none; ValueError if it has no forward, as a ModuleList, and for a call with DTensors; at the
+    first call the compiler's error, where forward is not one graph.
     """
     platform = get_platform()
     if not platform.is_module(module):
         raise TypeError(f"compile_block takes a module, got {type(module).__name__}")
+    check_forward(platform, module, "compile_block")
     places = [
         (owner, name)
         for _, owner in platform.named_modules(module)
