@@ -13,6 +13,7 @@ Nothing that stands is ever written again: files appear under their names by a r
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -26,6 +27,10 @@ from hp_dtensor.checkpoint.plan import FORMAT, VERSION
 POINTER: Final = "latest"
 INDEX: Final = "index.json"
 UNFINISHED: Final = ".part"
+REMOVED: Final = ".removed"
+"""End of the name of a folder that is about to go."""
+_BUSY: Final = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
+"""What another job does at the same moment: it removes the same folder, or a file that it had begun appears there."""
 _NUMBERED: Final = re.compile(r"\d{6,}")
 
 
@@ -115,14 +120,31 @@ def incomplete(root: Path) -> tuple[str, ...]:
 def remove_old(own: Path, keep: int) -> None:
     """All but the newest ``keep`` complete folders beside ``own``, and unfinished ones older than that, which stays in any case.
 
-    The index goes first: a folder that is half removed is incomplete, and goes the next time.
+    A folder is renamed before it is emptied, so that it is never half a checkpoint, and another job that still writes into it finds it gone
+    and can put nothing more there. What cannot be emptied now goes the next time.
     """
+    for left in own.parent.glob(f"*{REMOVED}"):
+        _empty(left)
     numbered = _numbered(own.parent)
     kept = [own, *[folder for folder in numbered if is_complete(folder)][-keep:]]
     for folder in numbered:
         if folder not in kept and int(folder.name) < int(own.name):
-            (folder / INDEX).unlink(missing_ok=True)
-            shutil.rmtree(folder)
+            gone = folder.with_name(folder.name + REMOVED)
+            try:
+                folder.rename(gone)
+            except OSError as error:
+                if error.errno not in _BUSY:
+                    raise
+            else:
+                _empty(gone)
+
+
+def _empty(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno not in _BUSY:
+            raise
 
 
 def find(path: Path) -> Path:
