@@ -223,6 +223,11 @@ BAD = {
         "short.txt has 5 bytes, too short: sequences of 32 need at least 132",
     ),
     "nothing to resume": (["--resume"], "--resume: there is no checkpoint in"),
+    "resume and overwrite": (["--resume", "--overwrite"], "leave out one of them"),
+    "out of another run": (
+        ["--out", "{tmp}/old"],
+        "old holds another run: go on with it (--resume), give another --out, or remove it first (--overwrite)",
+    ),
     "verify of a part": (["--verify", "--resume"], "--verify compares whole runs; leave out --resume"),
     "out that is a file": (["--out", "{tmp}/short.txt"], "short.txt: cannot be made: File exists"),
     "device that is not there": (["--device", "cuda"], "cuda"),
@@ -245,10 +250,12 @@ def test_bad_input_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.C
     (tmp_path / "binary").write_bytes(b"abc\0" * 100)
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "taken").mkdir()
+    (tmp_path / "old" / "checkpoints" / "000001").mkdir(parents=True)
     (tmp_path / "taken" / "checkpoints").write_text("a file")
     given, message = BAD[name]
     arguments = [*SMALL, "--nproc", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert main([*arguments, *(word.replace("{tmp}", str(tmp_path)) for word in given)]) == 2
+    assert (tmp_path / "old" / "checkpoints" / "000001").exists()
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
@@ -268,6 +275,31 @@ def test_a_checkpoint_of_another_model_is_not_resumed(
         assert main([*arguments, *other]) == 2
         told = capsys.readouterr().err
         assert "is of another model" in told and "give the same sizes, --dtype and --optimizer" in told
+
+
+@pytest.mark.once
+def test_runs_without_a_folder_lie_beside_each_other_and_one_with_overwrite_takes_the_place(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    mine = tmp_path / "out" / "train" / "notes.txt"
+    mine.write_text("of the user")
+    base = ["--nproc", "1", "--save-every", "1"]
+    first = train_warm(programs, "torch", *base, "--steps", "2")
+    assert "results in out/train:" in first
+    assert "another run" not in first
+    second = train_warm(programs, "torch", *base, "--steps", "1", "--seed", "1")
+    assert "out/train holds another run: this one is in out/train-2" in second
+    assert "results in out/train-2:" in second
+    resumed = train_warm(programs, "torch", *base, "--steps", "3", "--resume")
+    assert "going on with the last run, in out/train-2" in resumed
+    assert (step_of(tmp_path / "out" / "train"), step_of(tmp_path / "out" / "train-2")) == (2, 3)
+    train_warm(programs, "torch", *base, "--steps", "1", "--overwrite")
+    out = tmp_path / "out" / "train"
+    assert (step_of(out), len(rows(out))) == (1, 1)
+    assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["000001", "latest"]
+    assert mine.read_text() == "of the user"
 
 
 @pytest.mark.once

@@ -45,7 +45,7 @@ def _train(job: Job, optimizer: str, rate: str, folder: Path) -> None:
         "--out": str(folder),
     }
     words = [word for pair in options.items() for word in pair]
-    command = [sys.executable, "-m", "hyper_parallel", "train", *words]
+    command = [sys.executable, "-m", "hyper_parallel", "train", "--overwrite", *words]
     print(" ".join(command[1:]), flush=True)
     environment = {**os.environ, "HYPER_PARALLEL_PLATFORM": "torch"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

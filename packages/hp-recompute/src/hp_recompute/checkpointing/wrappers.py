@@ -45,8 +45,8 @@ def checkpoint_wrapper(
         policy_fn, preserve_rng_state, early_stop, determinism_check, context_fn, swap_inputs, group_swap: see :func:`hp_recompute.checkpoint`.
 
     Communication: none; in backward what forward communicates, again. UserWarning for a module that is checkpointed already, or has
-    such modules inside: those would run three times. ValueError for what cannot be called, for a module without a forward such as a ModuleList, and for
-    wrong options.
+    such modules inside: those would run three times. ValueError for what cannot be called, for a module without a forward such as a
+    ModuleList, and for wrong options.
     """
     if policy != "full" and policy_fn is not None:
         raise ValueError(

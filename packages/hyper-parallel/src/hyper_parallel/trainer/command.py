@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hp_platform import get_platform, launch
 from hp_platform.platform import ENVIRONMENT_VARIABLE
-from hyper_parallel.trainer import checkpoint
+from hyper_parallel.trainer import checkpoint, results
 from hyper_parallel.trainer.data import load_corpus
 from hyper_parallel.trainer.errors import UsageError
 from hyper_parallel.trainer.options import Options, options_of, parser
@@ -55,6 +55,13 @@ def main(argv: list[str], prog: str = "hyper-parallel train") -> int:
 
 def _train(arguments: argparse.Namespace) -> int:
     options = _resolve(arguments)
+    if arguments.out is None and options.out != results.DEFAULT and _is_first():
+        what = (
+            "going on with the last run, in"
+            if options.resume
+            else f"{results.DEFAULT} holds another run: this one is in"
+        )
+        print(f"{what} {options.out}", flush=True)
     summary = _start(options)
     if not _is_first():
         return 0
@@ -95,18 +102,24 @@ def _resolve(arguments: argparse.Namespace) -> Options:
         )
     if arguments.verify and options.resume:
         raise UsageError("--verify compares whole runs; leave out --resume")
+    if arguments.overwrite and options.resume:
+        raise UsageError("--overwrite removes what --resume would go on from: leave out one of them")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("matplotlib, which draws loss.png, is missing: pip install 'hyper-parallel[train]'")
     load_corpus(options.data, options.size.length)
     if handle.name == "cpu":
         processes = nproc if environment is None else environment.local_world_size or nproc
         check_fits(options, handle.memory_info()[1], processes=processes)
-    _check_out(options)
+    _check_out(options, overwrite=arguments.overwrite)
     return options
 
 
-def _check_out(options: Options) -> None:
+def _check_out(options: Options, *, overwrite: bool) -> None:
     out = Path(options.out)
+    if not options.resume and not overwrite and results.holds_run(out):
+        raise UsageError(
+            f"--out {out} holds another run: go on with it (--resume), give another --out, or remove it first (--overwrite)"
+        )
     if options.resume:
         _check_resume(options, checkpoint.find(out / "checkpoints", options.identity()))
     for folder in (out, out / "checkpoints"):
@@ -116,6 +129,11 @@ def _check_out(options: Options) -> None:
             raise UsageError(f"--out {folder}: cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"--out {folder}: cannot be written to")
+    if overwrite and _is_first():
+        try:
+            results.clear(out)
+        except OSError as error:
+            raise UsageError(f"--overwrite: {error.filename} cannot be removed: {error.strerror}") from None
 
 
 def _check_resume(options: Options, saved: checkpoint.Saved) -> None:
@@ -148,7 +166,7 @@ def _start(options: Options) -> Summary:
 def _verify(options: Options, summary: Summary) -> int:
     from hyper_parallel.trainer.loop import run
 
-    alone = dataclasses.replace(options, nproc=1, out=str(Path(options.out) / "one-process"))
+    alone = dataclasses.replace(options, nproc=1, out=str(Path(options.out) / results.ONE_PROCESS))
     shutil.rmtree(alone.out, ignore_errors=True)
     Path(alone.out).mkdir(parents=True)
     print("verify: the same job in one process", flush=True)

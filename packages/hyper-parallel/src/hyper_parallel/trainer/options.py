@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from hyper_parallel.trainer.errors import UsageError
+from hyper_parallel.trainer.results import DEFAULT, default_folder
 
 VOCABULARY = 256
 """Bytes."""
@@ -78,7 +79,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
     p.add_argument(
         "--data", metavar="FILE_OR_FOLDER", help="text to learn (default: CPython's own documentation)"
     )
-    p.add_argument("--out", default="out", help="folder for results (default: %(default)s)")
+    p.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help=f"for results (default: {DEFAULT}, or {DEFAULT}-2 and so on where that holds a run)",
+    )
     p.add_argument("--steps", type=int, default=450, help="optimizer steps (default: %(default)s)")
     p.add_argument(
         "--batch",
@@ -121,7 +126,16 @@ def parser(prog: str) -> argparse.ArgumentParser:
         metavar="STEPS",
         help="checkpoint interval (default: %(default)s)",
     )
-    p.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    p.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in --out (default: of the last run in a folder that was not given)",
+    )
+    p.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="remove what another run has left in --out, and train anew there",
+    )
     p.add_argument(
         "--verify", action="store_true", help="afterwards run the same job in one process and compare"
     )
@@ -159,7 +173,7 @@ def options_of(arguments: argparse.Namespace, *, device: str, nproc: int) -> Opt
         nproc=nproc,
         device=device,
         data=arguments.data,
-        out=arguments.out,
+        out=arguments.out or default_folder(resume=arguments.resume, overwrite=arguments.overwrite),
         steps=arguments.steps,
         batch=arguments.batch,
         lr=arguments.lr,
