@@ -113,7 +113,7 @@ def test_the_rank_that_does_not_come_and_its_last_unit_are_named(capsys: pytest.
     for rank in ranks:
         rank.publisher.stop()
     assert ranks[1].target.tolist() == [1.0] * 4 + [2.0] * 4 + [3.0] * 4
-    missing = "rank 1 has not come: the last it started on this group is all_gather (gather of Block 'layers.0') number 1"
+    missing = "rank 1 has not come: the last it reported on this group is all_gather (gather of Block 'layers.0') number 1"
     assert sorted(errors) == [0, 2]
     for number, error in errors.items():
         assert isinstance(error, CollectiveTimeoutError)

@@ -62,7 +62,7 @@ def check_current(
     for number, group in enumerate(groups):
         for place, parameter in enumerate(group[PARAMS]):
             if getattr(parameter, SUCCESSOR, None) is not None:
-                by = "fully_shard"
+                by: Any = "fully_shard"
             else:
                 by = getattr(parameter, REPLACED, None)
                 if by is None or gradient_of(parameter) is not None:

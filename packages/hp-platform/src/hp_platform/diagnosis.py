@@ -184,10 +184,12 @@ def _judge(
         return f"rank {rank} has never reported: it did not start, or died at once"
     gone = before is not None and before["beat"] == after["beat"]
     number, kind, purpose = after["groups"].get(_key(group), (0, "", ""))
+    # Only of one whose heart beats the report is known to be new: another one may have started more since.
+    did = "reported" if before is None or gone else "started"
     last = (
-        f"the last it started on this group is {_named(kind, purpose)} number {number}"
+        f"the last it {did} on this group is {_named(kind, purpose)} number {number}"
         if number
-        else "it has started nothing on this group"
+        else f"it has {did} nothing on this group"
     )
     if gone:
         return f"rank {rank} no longer answers (its process is gone or stopped); {last}"

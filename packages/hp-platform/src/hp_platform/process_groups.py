@@ -43,7 +43,7 @@ def init_process_group(
             None: the launcher's local rank chooses, unless the program has chosen a device other than the first.
 
     If the user has initialised the framework's own default group, that one is adopted with its backend and meeting place;
-    ``timeout`` is then what messages speak of, so give the one that it was made with.
+    ``timeout`` is then its own where the framework tells it, and counts for the groups that are made of its ranks.
     RuntimeError if the world exists; ValueError if only one of rank and world_size is given, or they do not fit.
     Communication: the rendezvous, by all ranks.
     """
@@ -52,7 +52,7 @@ def init_process_group(
             f"the default process group exists already ({_process.state.world.describe()}): call destroy_process_group() first"
         )
     platform = get_platform()
-    timeout = checked_timeout(timeout, DEFAULT_TIMEOUT)
+    asked, timeout = timeout, checked_timeout(timeout, DEFAULT_TIMEOUT)
     adopted = platform.adopt_world()
     if adopted is not None:
         native, name, found_store = adopted
@@ -62,7 +62,8 @@ def init_process_group(
                 f"the framework's own default group is rank {place} of {len(ranks)}, and is adopted; got rank={rank}, "
                 f"world_size={world_size}: leave them out"
             )
-        _install(ranks, place, name, timeout, native, found_store, kind_of(device_id))
+        own = platform.native_timeout(native) if asked is None else None
+        _install(ranks, place, name, own or timeout, native, found_store, kind_of(device_id))
         return
 
     rank, world_size = find_place(rank, world_size)

@@ -104,7 +104,8 @@ def mark_created_groups(groups: Any) -> None:
             )
         known = tables.groups.get(ranks)
         if world.rank in ranks and (known is None or known.native is not given):
-            enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, world.timeout, given))
+            timeout = platform.native_timeout(given) or world.timeout
+            enter(tables, ProcessGroup(ranks, ranks.index(world.rank), world.backend, timeout, given))
 
 
 def _new_group(group: ProcessGroup) -> Any:

@@ -61,7 +61,7 @@ def test_a_rank_that_does_not_come_is_named_before_and_at_the_time_out(
     waiting, *named = said.getvalue().splitlines()
     assert waiting.startswith("rank 0 has been waiting for ")
     assert waiting.endswith("s in all_gather number 2 on the group of 2 (ranks 0, 1) (time-out 2 s):")
-    assert named == others
+    assert named == ["rank 1 has not come: the last it reported on this group is all_reduce number 1"]
 
 
 @distributed(world_size=2, init=False, backends=CATCHABLE)
@@ -106,7 +106,7 @@ def test_a_rank_that_waits_says_for_whom_before_the_time_out(
         first, second = said.getvalue().splitlines()
         assert first.startswith("rank 0 has been waiting for ")
         assert first.endswith("s in all_reduce number 2 on the group of 2 (ranks 0, 1) (time-out 20 s):")
-        assert second == "rank 1 has not come: the last it started on this group is all_reduce number 1"
+        assert second == "rank 1 has not come: the last it reported on this group is all_reduce number 1"
     else:
         assert said.getvalue() == ""
 
@@ -135,6 +135,45 @@ def test_a_rank_whose_heart_stops_is_named(world: World) -> None:
         CollectiveTimeoutError, match=r"rank 2 no longer answers \(its process is gone or stopped\)"
     ):
         collectives.barrier()
+    _seen(world)
+
+
+@distributed(world_size=2, init=False, backends="torch")
+def test_of_a_rank_that_is_gone_is_said_what_it_has_reported(world: World) -> None:
+    _join(world)
+    publisher, group = hp_platform.get_world().tables.diagnosis, hp_platform.get_world()  # type: ignore[union-attr]
+    if world.rank == 1:
+        publisher.stop()
+        collectives.barrier()  # after its last report
+        _stay_away(world)
+        return
+    collectives.barrier()
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        collectives.barrier()
+    _seen(world)
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line.startswith("rank 1 no longer answers (its process is gone or stopped); ")
+    assert line.endswith(
+        ("the last it reported on this group is all_reduce number 1", "it has reported nothing on this group")
+    )
+    assert group.num_launches == 3
+
+
+@distributed(world_size=2, init=False, backends="torch")
+def test_a_world_that_the_user_made_says_its_own_time_out(world: World) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
+    hp_platform.init_process_group()
+    assert hp_platform.get_world().timeout == timedelta(seconds=SECONDS)
+    theirs = dist.new_group([0, 1], timeout=timedelta(seconds=7))
+    hp_platform.mark_created_groups(theirs)
+    assert hp_platform.group_of([0, 1]).timeout == timedelta(seconds=7)
+    if world.rank == 1:
+        _stay_away(world)
+        return
+    with pytest.raises(CollectiveTimeoutError, match="was not joined by every rank within 2 s"):
+        collectives.barrier(hp_platform.get_world())
     _seen(world)
 
 

@@ -124,6 +124,12 @@ class MindSporeWorldOps:
         """Global ranks of a group."""
         return tuple(distributed.get_process_group_ranks(group))
 
+    def native_timeout(self, group: str) -> timedelta | None:
+        """On the CPU one for all groups, by a variable; other backends do not tell theirs."""
+        del group
+        on_cpu = self._joined is not None and self._joined[0] == "mccl"
+        return timedelta(seconds=float(os.environ.get(CPU_TIMEOUT_VARIABLE, "30"))) if on_cpu else None
+
     def native_rank(self, group: str) -> int:
         """Place in a group."""
         return communication.get_rank(group)

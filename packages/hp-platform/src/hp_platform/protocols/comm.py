@@ -65,6 +65,10 @@ class CommOps(Protocol):
         """Global ranks of a group that the framework or the user made."""
         ...
 
+    def native_timeout(self, group: NativeGroup) -> timedelta | None:
+        """How long such a group waits, the shortest of its backends' times; None where the framework does not tell."""
+        ...
+
     def native_rank(self, group: NativeGroup) -> int:
         """This process' position in such a group."""
         ...

@@ -110,6 +110,12 @@ class TorchWorldOps:
         """Global ranks in the group's order."""
         return tuple(dist.get_process_group_ranks(group))
 
+    def native_timeout(self, group: Any) -> timedelta | None:
+        """As the backends' options say."""
+        backends = [group._get_backend(device) for device in group._device_types]
+        found = [getattr(getattr(each, "options", None), "_timeout", None) for each in backends]
+        return min((each for each in found if isinstance(each, timedelta)), default=None)
+
     def native_rank(self, group: Any) -> int:
         """Position of this process in the group."""
         return group.rank()
