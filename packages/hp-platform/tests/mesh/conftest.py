@@ -30,6 +30,9 @@ class GroupMaker:
         self.made.append(tuple(ranks))
         return Handle(tuple(ranks))
 
+    def native_timeout(self, group: Handle) -> None:
+        """It tells none."""
+
     def native_ranks(self, group: Handle) -> tuple[int, ...]:
         return group.ranks
 
