@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.trainer.generate import printable
-from hyper_parallel.trainer.report import METRICS, Report, draw_loss, read_metrics
+from hyper_parallel.trainer.report import Report, draw_loss, read_metrics
+from hyper_parallel.trainer.results import METRICS
 
 pytestmark = pytest.mark.once
 

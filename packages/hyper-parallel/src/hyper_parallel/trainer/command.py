@@ -65,7 +65,8 @@ def _train(arguments: argparse.Namespace) -> int:
     summary = _start(options)
     if not _is_first():
         return 0
-    print(f"results in {options.out}: loss.png, metrics.jsonl, model.safetensors, checkpoints/", flush=True)
+    left = f"{results.PICTURE}, {results.METRICS}, {results.MODEL}, {results.CHECKPOINTS}/"
+    print(f"results in {options.out}: {left}", flush=True)
     return _verify(options, summary) if arguments.verify else 0
 
 
@@ -121,8 +122,8 @@ def _check_out(options: Options, *, overwrite: bool) -> None:
             f"--out {out} holds another run: go on with it (--resume), give another --out, or remove it first (--overwrite)"
         )
     if options.resume:
-        _check_resume(options, checkpoint.find(out / "checkpoints", options.identity()))
-    for folder in (out, out / "checkpoints"):
+        _check_resume(options, checkpoint.find(out / results.CHECKPOINTS, options.identity()))
+    for folder in (out, out / results.CHECKPOINTS):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -174,8 +175,8 @@ def _verify(options: Options, summary: Summary) -> int:
     found = compare(
         summary.losses,
         other.losses,
-        Path(options.out) / "model.safetensors",
-        Path(alone.out) / "model.safetensors",
+        Path(options.out) / results.MODEL,
+        Path(alone.out) / results.MODEL,
     )
     print(
         f"verify: largest difference of losses {found.loss:.3e}, of parameters {found.parameter:.3e} ({found.name})"

@@ -17,7 +17,7 @@ from hp_fsdp import (
     set_model_state_dict,
 )
 from hp_platform import collectives, get_platform, init_device_mesh
-from hyper_parallel.trainer import checkpoint
+from hyper_parallel.trainer import checkpoint, results
 from hyper_parallel.trainer.data import Corpus, batch, load_corpus, validation_batch
 from hyper_parallel.trainer.generate import generate, printable
 from hyper_parallel.trainer.optimizer import make_optimizer, make_schedule
@@ -78,7 +78,7 @@ def run(options: Options) -> Summary:
                 job.save(root, step + 1)
         after = job.validate()
         shown.say(f"validation after:  {after:.3f} bits per byte")
-    job.export(root / "model.safetensors")
+    job.export(root / results.MODEL)
     text = generate(
         job.model,
         b"The ",
@@ -178,11 +178,11 @@ class _Job:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
         }
-        checkpoint.save(root / "checkpoints", step=step, identity=self.options.identity(), parts=parts)
+        checkpoint.save(root / results.CHECKPOINTS, step=step, identity=self.options.identity(), parts=parts)
 
     def resume(self, root: Path) -> int:
         """Load the newest checkpoint; the number of steps it has behind it. The command has checked that it fits."""
-        saved = checkpoint.find(root / "checkpoints", self.options.identity())
+        saved = checkpoint.find(root / results.CHECKPOINTS, self.options.identity())
         parts = checkpoint.load(saved, self.optimizer.like)
         set_model_state_dict(self.model, parts["model"])
         self.optimizer.load_state_dict(parts["optimizer"])

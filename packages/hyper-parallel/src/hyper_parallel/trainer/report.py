@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-METRICS = "metrics.jsonl"
+from hyper_parallel.trainer.results import METRICS, PICTURE
+
 BITS_PER_NAT = 1 / math.log(2)
 
 
@@ -127,5 +128,5 @@ def draw_loss(folder: Path, *, first_step: int, before: float, after: float, tit
     axes.margins(x=0.08)  # room for the first number, left of its point
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
-    figure.savefig(folder / "loss.png", dpi=120)
+    figure.savefig(folder / PICTURE, dpi=120)
     plt.close(figure)

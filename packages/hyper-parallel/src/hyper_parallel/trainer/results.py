@@ -9,7 +9,10 @@ from typing import Final
 
 DEFAULT: Final = "out/train"
 CHECKPOINTS: Final = "checkpoints"
-FILES: Final = ("metrics.jsonl", "loss.png", "model.safetensors")
+METRICS: Final = "metrics.jsonl"
+PICTURE: Final = "loss.png"
+MODEL: Final = "model.safetensors"
+FILES: Final = (METRICS, PICTURE, MODEL)
 ONE_PROCESS: Final = "one-process"
 """Folder of the run that ``--verify`` compares with."""
 
